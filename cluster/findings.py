@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from statistics import median, median_low
@@ -56,7 +56,7 @@ class Findings:
         return told
 
 
-def judge(reports: Sequence[Health], slow: float | None) -> Findings:
+def compare_reports(reports: Sequence[Health], slow: float | None) -> Findings:
     """Compares the reports so far, which takes milliseconds for a thousand ranks."""
     found = Findings({report.node: [] for report in reports})
     for report in reports:
@@ -66,9 +66,10 @@ def judge(reports: Sequence[Health], slow: float | None) -> Findings:
     find_faults(found)
     find_skew(found)
     if found.is_sound:  # a fault may be the cause of slowness
-        find_slow_devices(found, slow)
+        on_cpus = reports[0].same.get("device") == CPU  # which may have other work, so that slow ones are only noted
+        find_slow_devices(found, SLOW if slow is None else slow, spared=on_cpus and slow is None)
         find_slow_links(found)
-        find_slow_inner_links(found)
+        find_slow_inner_links(found, spared=on_cpus)
     return found
 
 
@@ -103,46 +104,43 @@ def find_faults(found: Findings) -> None:
                 found.blame(name, f"{what}: {text}")
 
 
-def find_slow_devices(found: Findings, share: float | None) -> None:
-    """Finds slow nodes by their slowest rank. CPUs may have other work, so that a slow one is only a note."""
+def find_slow_devices(found: Findings, share: float, spared: bool) -> None:
+    """Finds slow nodes by their slowest rank."""
     rates = {name: min(report.rate for report in reports) for name, reports in found.nodes.items()}
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
-    for name, rate in rates.items():
-        if rate < (SLOW if share is None else share) * usual:
-            blame_slow(found, name, f"its matrix throughput is {rate / usual:.0%} of the median", share is not None)
+    blame_slow(found, rates, share, usual, "its matrix throughput is", spared)
 
 
 def find_slow_links(found: Findings) -> None:
     """Finds nodes whose links are all slow: a single slow link may be the fault of either end."""
     best = {name: link for name, reports in found.nodes.items() if (link := find_best_link(reports)) is not None}
-    for name, link in best.items():
-        if not link:
-            why = next((report.faults[LINK] for report in found.nodes[name] if LINK in report.faults), "")
-            found.blame(name, f"nothing comes through to its neighbours: {why}")
-        elif link < SLOW_LINK * median(best.values()):
-            found.blame(name, f"its links reach {link / median(best.values()):.0%} of the median", broken=False)
+    for name in [name for name, link in best.items() if not link]:
+        why = next((report.faults[LINK] for report in found.nodes[name] if LINK in report.faults), "")
+        found.blame(name, f"nothing comes through to its neighbours: {why}")
+    working = {name: link for name, link in best.items() if link}
+    blame_slow(found, working, SLOW_LINK, median(best.values() or [0.0]), "its links reach", spared=False)
 
 
-def find_slow_inner_links(found: Findings) -> None:
+def find_slow_inner_links(found: Findings, spared: bool) -> None:
     """Finds nodes whose slowest link between two ranks is slower than that of other nodes. The links of a single node
     are compared with one another, and a slow one is only noted: its GPUs may not all be joined alike."""
     worst = {name: link for name, reports in found.nodes.items() if (link := find_inner_link(reports)) is not None}
     every = [link for reports in found.nodes.values() for report in reports for link in report.inside if link]
     usual = median(worst.values() if len(worst) > 1 else every or [0.0])
-    for name in [name for name, link in worst.items() if link < SLOW_LINK * usual]:
-        reason = f"a link between its ranks reaches {worst[name] / usual:.0%} of the median"
-        if len(worst) > 1:
-            blame_slow(found, name, reason)
-        else:
-            found.notes.append(f"{name}: {reason}")
+    blame_slow(found, worst, SLOW_LINK, usual, "a link between its ranks reaches", spared or len(worst) == 1)
 
 
-def blame_slow(found: Findings, name: str, reason: str, asked: bool = False) -> None:
-    """Marks a node as unfit that is slow. CPUs may have other work, so that one is only noted, unless it is `asked`."""
-    if not asked and found.nodes[name][0].same["device"] == CPU:
-        found.notes.append(f"{name}: {reason}")
-    else:
-        found.blame(name, reason, broken=False)
+def blame_slow(
+    found: Findings, speeds: Mapping[str, float], share: float, usual: float, what: str, spared: bool
+) -> None:
+    """Marks nodes as unfit whose speed is below a share of the usual one; if `spared`, they are only noted."""
+    for name, speed in speeds.items():
+        if speed < share * usual:
+            reason = f"{what} {speed / usual:.0%} of the median"
+            if spared:
+                found.notes.append(f"{name}: {reason}")
+            else:
+                found.blame(name, reason, broken=False)
 
 
 def find_inner_link(reports: Sequence[Health]) -> float | None:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
@@ -59,7 +60,7 @@ class Health:
     all_reduce: tuple[float, float] = (0.0, 0.0)  # bytes a second on the bus; seconds for a single number
     seconds: dict[str, float] = field(default_factory=dict)  # by check
 
-    def look(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
+    def run_check(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
         """Runs a check in a thread, since a broken GPU, network or disk may never answer. A failure becomes a fault."""
         start = time.monotonic()
         if start > deadline:
@@ -226,10 +227,9 @@ def reduce_all(device: torch.device, group: Any) -> tuple[float, float]:
 
 def time_repeats(work: Callable[[], object], device: torch.device) -> list[float]:
     """Measures the seconds of each of REPEATS calls."""
-    found = []
-    for _ in range(REPEATS):
-        start = time.perf_counter()
+
+    def work_and_wait() -> None:
         work()
         synchronize(device)
-        found.append(time.perf_counter() - start)
-    return found
+
+    return timeit.repeat(work_and_wait, number=1, repeat=REPEATS)

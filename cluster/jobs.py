@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,7 +19,7 @@ JOBS = "jobs.jsonl"
 """The file in a run's folder to which job scripts append every start and end of the run."""
 ANSWER_SECONDS = 5.0
 """Time limit of squeue, whose controller may not answer."""
-LARGEST = 1e12
+LARGEST = 1e18
 """The largest step, time or figure of a run that is taken as valid."""
 
 
@@ -53,8 +53,6 @@ class JobNotes:
     """the exit code of the start before it; None where no end was noted"""
     ended: float | None = None
     """when the last start ended; None where no end was noted"""
-    beside: JobNotes | None = None
-    """notes of an earlier job without a noted end: if it still runs, the last start was refused"""
 
 
 def read_notes(run: Path) -> JobNotes | None:
@@ -64,28 +62,17 @@ def read_notes(run: Path) -> JobNotes | None:
         for line in file.read().splitlines():
             with suppress(ValueError):  # a line that is being written, or damaged
                 events.append(EVENT.validate_json(line))
-    if not any(event.event == "start" for event in events):
-        return None
-    last = summarise_events(events)
-    going = {event.job: event.event == "start" for event in events}
-    others = [event.job for event in events if event.event == "start" and going[event.job] and event.job != last.job]
-    if last.code is None or not others:
-        return last
-    return replace(last, beside=summarise_events([event for event in events if event.job == others[-1]]))
-
-
-def summarise_events(events: list[Event]) -> JobNotes:
-    """Summarises events up to the last start and its end."""
     starts = [number for number, event in enumerate(events) if event.event == "start"]
-    last, end = events[starts[-1]], events[-1] if events[-1].event == "end" else None
-    before = events[starts[-1] - 1] if len(starts) > 1 else None
+    if not starts:
+        return None
+    last, end = events[-1], events[-1].event == "end"
     return JobNotes(
-        job=end.job if end else last.job,
-        started=last.time,
+        job=last.job,
+        started=events[starts[-1]].time,
         restarts=len(starts) - 1,
-        code=end.code if end else None,
-        code_before=before.code if before else None,
-        ended=end.time if end else None,
+        code=last.code if end else None,
+        code_before=events[starts[-1] - 1].code if len(starts) > 1 else None,
+        ended=last.time if end else None,
     )
 
 

@@ -17,16 +17,8 @@ from data_prep.common.codes import explain_code
 from pretraining.objectives.reports import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
 
-COLOURS: dict[State, str] = {
-    "queued": "yellow",
-    "starting": "cyan",
-    "running": "green",
-    "silent": "red",
-    "gone": "red",
-    "done": "blue",
-    "stopped": "yellow",
-    "failed": "red",
-}
+COLOURS = {"queued": "yellow", "starting": "cyan", "running": "green", "done": "blue", "stopped": "yellow"}
+"""The colours of states; all others are red."""
 GOING_ON = ("queued", "starting", "running", "stopped")
 """States in which the remaining time is shown."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
@@ -55,7 +47,7 @@ def build_panel(status: RunStatus, width: int) -> RenderableType:
 
 def frame_table(run: str, state: State, why: str, table: Table) -> RenderableType:
     """Puts a table below the name and the state of a run."""
-    head = Text.assemble((run, "bold"), "  ", (state, f"bold {COLOURS[state]}"), f"  {why}".rstrip())
+    head = Text.assemble((run, "bold"), "  ", (state, f"bold {COLOURS.get(state, 'red')}"), f"  {why}".rstrip())
     return Group(head, Padding(table, (0, 0, 1, MARGIN), expand=False))
 
 

@@ -35,7 +35,7 @@ import torch.distributed as dist
 import tyro
 
 from cluster import health
-from cluster.findings import Findings, judge, show
+from cluster.findings import Findings, compare_reports, show
 from cluster.health import INSIDE, LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import patience, replacing, write_json
@@ -112,12 +112,12 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
     report = Health(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
     with NodeWatch(world, wanted.patience, names, wanted.out):
-        device = look_around(report, wanted, overrides, world, limit)
-        reports = look_again(report, wanted, overrides, world, limit)
-        if judge(reports, wanted.slow).is_sound:
+        device = check_rank(report, wanted, overrides, world, limit)
+        reports = recheck(report, wanted, overrides, world, limit)
+        if compare_reports(reports, wanted.slow).is_sound:
             try_network(report, device, names, limit)
             reports = gather_reports(report)
-        found = judge(reports, wanted.slow)
+        found = compare_reports(reports, wanted.slow)
         if world.rank == 0:
             show(found, time.monotonic() - start)
         if world.rank in [rank for rank, own in enumerate(reports) if own.free is not None][:1]:
@@ -127,31 +127,29 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     return found.code
 
 
-def look_around(
-    report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
-) -> torch.device:
+def check_rank(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> torch.device:
     """Checks this rank and its node, on all ranks at the same time; returns the device of this rank."""
-    look, choice = partial(report.look, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
+    run, choice = partial(report.run_check, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
     if world.local_rank == 0:
-        look_at_storage(report, look, wanted, overrides, world)
-    device = look("device", lambda: choose_device(choice, world)) or torch.device("cpu")
-    report.rate = look("matrix throughput", lambda: measure_flops(device, choose_dtype("auto", device))) or 0.0
-    gpus = look("GPU", lambda: health.describe_gpu(report, device))
+        check_storage(report, run, wanted, overrides, world)
+    device = run("device", lambda: choose_device(choice, world)) or torch.device("cpu")
+    report.rate = run("matrix throughput", lambda: measure_flops(device, choose_dtype("auto", device))) or 0.0
+    gpus = run("GPU", lambda: health.describe_gpu(report, device))
     if gpus:  # after the matrix products, when it is hot
         report.same["device"] = gpus
     return device
 
 
-def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
+def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
     """Checks what all nodes share: the run's folder, the code and the data."""
-    free, report.written = look("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
-    report.same |= look("code", health.describe_code) or {}
-    manifest, recipe = look("data", lambda: health.check_data(wanted.data)), wanted.recipe
+    free, report.written = run("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
+    report.same |= run("code", health.describe_code) or {}
+    manifest, recipe = run("data", lambda: health.check_data(wanted.data)), wanted.recipe
     if manifest:
         report.same["data"] = manifest.fingerprint[:12]
     if free is not None and manifest and recipe:
         sizes = (world.size, world.local_size)
-        note = look("recipe", lambda: health.check_recipe(free, recipe, overrides, manifest, *sizes))
+        note = run("recipe", lambda: health.check_recipe(free, recipe, overrides, manifest, *sizes))
         report.notes += [note] if note else []
     elif free is not None and free < SCARCE:
         report.notes.append(f"{wanted.out}: only {free / 1e9:,.1f} GB are free")
@@ -159,20 +157,20 @@ def look_at_storage(report: Health, look: Any, wanted: Preflight, overrides: Seq
     report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
 
 
-def look_again(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
+def recheck(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
     """Repeats the checks of data and disk while they fail on some nodes: shared storage vanishes and returns for all
     nodes, but not at the same moment. If all nodes have lost it, the job waits. Returns all reports."""
-    looks, parted, reports = 0, 0, gather_reports(report)
+    checks, parted, reports = 0, 0, gather_reports(report)
     while any(STORAGE & own.faults.keys() for own in reports):
         seeing = {own.node for own in reports} - {own.node for own in reports if own.gone}
         parted = parted + 1 if seeing else 0  # consecutive checks at which some nodes saw the data
-        if parted > FEW or (not seeing and looks * AGAIN_SECONDS >= patience(0)):
+        if parted > FEW or (not seeing and checks * AGAIN_SECONDS >= patience(0)):
             break
-        looks += 1
+        checks += 1
         time.sleep(AGAIN_SECONDS)
         if world.local_rank == 0:
             report.faults = {part: text for part, text in report.faults.items() if part not in STORAGE}
-            look_at_storage(report, partial(report.look, time.monotonic() + limit), wanted, overrides, world)
+            check_storage(report, partial(report.run_check, time.monotonic() + limit), wanted, overrides, world)
         reports = gather_reports(report)
     return reports
 
@@ -196,13 +194,13 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
     rounds = [] if alone else [(INSIDE, report.inside, other) for other in health.find_neighbours(names, rank)]
     rounds += [(LINK, report.links, other) for other in health.find_partners(names, rank)]
     for what, speeds, other in rounds:
-        look, speed = partial(report.look, time.monotonic() + limit), None
+        run, speed = partial(report.run_check, time.monotonic() + limit), None
         if other is not None:
-            speed = look(what, partial(health.exchange, other, device, group)) or 0.0
+            speed = run(what, partial(health.exchange, other, device, group)) or 0.0
         speeds.append(speed)
         fine = 0.0 not in gather(speed) and fine
     if fine and len(names) > 1:
-        joined = report.look(time.monotonic() + limit, "all-reduce", partial(health.reduce_all, device, group))
+        joined = report.run_check(time.monotonic() + limit, "all-reduce", partial(health.reduce_all, device, group))
         report.all_reduce = joined or report.all_reduce
 
 

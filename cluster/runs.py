@@ -19,7 +19,6 @@ from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, list_finished, parse_step
 from pretraining.config.settings import Recipe
-from pretraining.objectives.reports import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
 from pretraining.training.skips import read_skips
 
@@ -29,12 +28,7 @@ STATES: dict[int, State] = {Code.DONE: "done", Code.STOPPED: "stopped", Code.INT
 """The states of runs that ended with these codes; all others have failed."""
 LINES = ("step", "evaluation")
 COUNTS = ("step", "phase")
-FIGURES = (
-    *("time", "loss", "seconds_per_step", "seconds_left", "evaluation_seconds"),
-    *list_loss_curves(),
-    *("pieces_per_second", "flops_utilisation", "waiting_for_data", "epoch", "items_per_second"),
-)
-"""Keys of metrics.jsonl that have numbers."""
+"""Keys of metrics.jsonl that have whole numbers."""
 DEPTH = 3
 """The number of levels below a named folder that are searched for runs."""
 PLACES = 200
@@ -88,26 +82,27 @@ CURE = (
 )
 
 
-def find_runs(named: Path) -> list[Path]:
-    """Finds the runs in a folder, which may be a run itself, the newest last. UserError if there is no such folder."""
-    if not os.path.isdir(named) or not os.access(named, os.R_OK | os.X_OK):
-        found = absence(named, "folder") if not os.path.isdir(named) else "permission denied"
-        raise UserError(f"{named}: {found}" + f"\n{CURE}" * (found == "no such folder"))
-    return sorted(_runs_below(named, DEPTH), key=lambda run: max(read_time(run / name) for name in (METRICS, JOBS)))
+def find_runs(*named: Path) -> list[Path]:
+    """Finds the runs in folders, which may be runs themselves, the newest of each last. UserError if there is no such
+    folder."""
+    found: dict[Path, None] = {}
+    for folder in named:
+        if not os.path.isdir(folder) or not os.access(folder, os.R_OK | os.X_OK):
+            why = absence(folder, "folder") if not os.path.isdir(folder) else "permission denied"
+            raise UserError(f"{folder}: {why}" + f"\n{CURE}" * (why == "no such folder"))
+        runs = find_below(folder, is_run, DEPTH)
+        found |= dict.fromkeys(sorted(runs, key=lambda run: max(read_time(run / name) for name in (METRICS, JOBS))))
+    return list(found)
 
 
-def _runs_below(folder: Path, depth: int) -> Iterator[Path]:
-    """Yields a folder that is a run, or else the runs below it. Folders within a run are not searched."""
-    if is_run(folder):
+def find_below(folder: Path, is_wanted: Callable[[Path], bool], depth: int) -> Iterator[Path]:
+    """Yields a folder that is wanted, or else those below it. Folders within one that is wanted are not searched."""
+    if is_wanted(folder):
         yield folder
     elif depth:
-        for inner in list_folders(folder):
-            yield from _runs_below(inner, depth - 1)
-
-
-def list_folders(folder: Path) -> list[Path]:
-    """Lists the folders in a folder by name; none if it may not be read."""
-    return read_or([], lambda: sorted(path for path in folder.iterdir() if path.is_dir()))
+        inside: list[Path] = read_or([], lambda: sorted(path for path in folder.iterdir() if path.is_dir()))
+        for inner in inside:
+            yield from find_below(inner, is_wanted, depth - 1)
 
 
 def is_run(folder: Path) -> bool:
@@ -118,9 +113,8 @@ def is_run(folder: Path) -> bool:
         return True
     if folder.parent.name == "jobs":  # where a job of fine-tuning notes its starts
         return False
-    lines = newest_lines(folder).values()
-    if lines or (folder / METRICS).exists():
-        return any("phase" in line for line in lines)
+    if (folder / METRICS).exists():
+        return any("phase" in line for line in read_newest_lines(folder).values())
     return not (folder / RESULTS).exists() and not any(folder.glob(f"*/*/{BEGUN}"))
 
 
@@ -131,11 +125,12 @@ def find_pipes(run: Path) -> list[Path]:
 
 def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
     """Reads the status of a run. `notes` and `queue` describe its jobs; `now` is in seconds since 1970."""
-    lines, recipe = newest_lines(run), read_or(Recipe(), lambda: read_recipe(run / RECIPE))
+    lines, recipe = read_newest_lines(run), read_or(Recipe(), lambda: read_recipe(run / RECIPE))
     line, evaluation = (lines.get(kind, {}) for kind in LINES)
     written = max((line.get("time") or read_time(run / METRICS) for line in lines.values()), default=None)
-    if notes and notes.beside and is_going_on(notes, queue, written, compute_patience(line, evaluation, recipe)):
-        notes = notes.beside
+    oldest_end = (written or 0.0) - SKEW_SECONDS
+    if notes and notes.ended is not None and notes.ended < oldest_end:  # of a second job, while the first one goes on
+        notes = None
     started = notes.started if notes else 0.0
     phase = line.get("phase", 1)
     settings = recipe.phases[phase - 1] if 0 < phase <= len(recipe.phases) else None
@@ -156,39 +151,20 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         rollbacks=read_or([], lambda: [str(skip.reason) for skip in read_skips(run)]),
         notes=notes,
         job=(queue.jobs or {}).get(notes.job) if notes else None,
-        ended=read_end(run / ENDED, max(started, (written or 0.0) - SKEW_SECONDS)),
-        losses=read_or([], lambda: read_losses(run)) if lines else [],
+        ended=read_end(run / ENDED, max(started, oldest_end)),
+        losses=read_or([], lambda: read_losses(run)),
     )
     gone = find_deserter(run / LOCK) if read_time(run / LOCK) >= started else None
-    state, why = judge(status, recipe, queue, gone, max(started, read_time(run / RECIPE)), written, now)
+    state, why = find_state(status, recipe, queue, gone, max(started, read_time(run / RECIPE)), now)
     return replace(status, state=state, why=why)
 
 
-def is_going_on(notes: JobNotes, queue: Queue, written: float | None, wait: float) -> bool:
-    """Whether an earlier job still works on the run, so that the last one was refused. The queue says so; without one,
-    the time of the last line does."""
-    is_there = notes.beside is not None and notes.beside.job in (queue.jobs or {})
-    if written is None or notes.ended is None:
-        return is_there
-    return is_there or written > notes.ended + 1.0 or (queue.jobs is None and written > notes.ended - wait)
-
-
-def compute_patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -> float:
-    """Seconds without a line after which a run is silent: a multiple of what a line and an evaluation take."""
-    if line.get("seconds_per_step") is None:  # there is none yet
-        return recipe.guards.hang
-    between_lines: float = line["seconds_per_step"] * recipe.logging.every
-    evaluation_seconds: float = evaluation.get("evaluation_seconds", 0.0)
-    return max(LATE_SECONDS, LATE * (between_lines + evaluation_seconds))
-
-
-def judge(
-    status: RunStatus, recipe: Recipe, queue: Queue, gone: str | None, begun: float, written: float | None, now: float
+def find_state(
+    status: RunStatus, recipe: Recipe, queue: Queue, gone: str | None, begun: float, now: float
 ) -> tuple[State, str]:
-    """Returns the state of a run, and the reason in words.
+    """Finds the state of a run, and the reason in words.
 
-    `gone` names the process of the run if it has ended; `begun` is the time of the last start by its files, and
-    `written` that of its last line.
+    `gone` names the process of the run if it has ended; `begun` is the time of the last start by its files.
     """
     job, notes, age = status.job, status.notes, status.last_line_age
     if job is not None and job.state == "PENDING":
@@ -205,12 +181,20 @@ def judge(
         return "gone", f"{gone} has ended without a word; the same command goes on from the last checkpoint"
     if notes is not None and queue.jobs is not None and job is None:
         return "silent", f"job {notes.job} is not in the queue, and noted no end"
-    if age is None or written is None or written < begun:
+    if age is None or age > now - begun:
         since, is_late = duration(max(0.0, now - begun)), now - begun > recipe.guards.hang
         return ("silent", f"no line in the {since} since its start") if is_late else ("starting", f"since {since}")
     if age > compute_patience(status.last_line, status.last_evaluation, recipe):
         return "silent", f"no line for {duration(age)}, and no word of its end"
     return "running", ""
+
+
+def compute_patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: Recipe) -> float:
+    """Seconds without a line after which a run is silent: a multiple of what a line and an evaluation take."""
+    if line.get("seconds_per_step") is None:  # there is none yet
+        return recipe.guards.hang
+    between_lines: float = line["seconds_per_step"] * recipe.logging.every
+    return max(LATE_SECONDS, LATE * (between_lines + (evaluation.get("evaluation_seconds") or 0.0)))
 
 
 def format_age(seconds: float) -> str:
@@ -247,14 +231,17 @@ def read_losses(run: Path) -> list[tuple[int, float]]:
     return [(step, loss) for step, loss in curve if is_count(step) and is_number(loss)]
 
 
-def newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:
+def read_newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:
     """Reads the last record of each kind in metrics.jsonl, without values that are not valid numbers."""
     found: dict[str, dict[str, Any]] = read_or({}, lambda: read_newest_records(run / METRICS, kinds))
-    for record in found.values():
-        for name in [*FIGURES, *COUNTS]:
-            if not (is_count if name in COUNTS else is_number)(record.get(name, 0)):
-                del record[name]
+    for kind, record in found.items():
+        found[kind] = {name: value for name, value in record.items() if name == "kind" or is_figure(name, value)}
     return found
+
+
+def is_figure(name: str, value: Any) -> bool:
+    """Whether a value may stand under this name: a whole number, or a number or None."""
+    return is_count(value) if name in COUNTS else value is None or is_number(value)
 
 
 def is_number(value: Any) -> bool:

@@ -67,36 +67,31 @@ class Observer:
         self._named, self._queue = named, Queue(None)
         self._jobs: set[str] = set()
         self._asked = 0.0
-        self._pipes: list[Path] = []
+        self.warnings: list[str] = []
+        """of the last reading: pipes with the names of files, and why the queue gave no answer"""
 
-    def look(self) -> list[RunStatus | TuningStatus]:
+    def read_all(self) -> list[RunStatus | TuningStatus]:
         """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is none."""
-        runs = list(dict.fromkeys(run for folder in self._named for run in find_runs(folder)))
-        notes = {run: read_notes(run) for run in runs}
-        noted = [found for found in notes.values() if found is not None]
-        jobs = {each.job for own in noted for each in (own, own.beside) if each is not None}
+        runs, tunings, now = find_runs(*self._named), find_tunings(*self._named), time.time()
+        notes = [read_notes(run) for run in runs]
+        jobs = {own.job for own in notes if own is not None}
         if jobs != self._jobs or time.monotonic() - self._asked > QUEUE_SECONDS:
             self._queue, self._jobs, self._asked = ask_queue(jobs), jobs, time.monotonic()
-        now, tunings = time.time(), dict.fromkeys(each for folder in self._named for each in find_tunings(folder))
-        found: list[RunStatus | TuningStatus] = [read_run(run, notes[run], self._queue, now) for run in runs]
-        found += [read_tuning(folder, now) for folder in tunings]
-        self._pipes = [path for folder in (*runs, *tunings) for path in find_pipes(folder)]
-        if not found:
+        pipes = [path for folder in (*runs, *tunings) for path in find_pipes(folder)]
+        self.warnings = [f"warning: {path}: not read, since it is a pipe or a device; remove it" for path in pipes]
+        if self._queue.fault:
+            self.warnings.append(f"warning: {self._queue.fault}; nothing is known of jobs")
+        if not runs and not tunings:
             names = ", ".join(map(str, self._named))
             raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
-        return found
+        read = (read_run(run, own, self._queue, now) for run, own in zip(runs, notes, strict=True))
+        return [*read, *(read_tuning(folder, now) for folder in tunings)]
 
     def build_panels(self, width: int) -> list[RenderableType]:
         """Builds a panel for each run, and a line for each warning."""
-        found = self.look()
+        found = self.read_all()
         panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
         return [*panels, *(Text(warning, "yellow") for warning in self.warnings)]
-
-    @property
-    def warnings(self) -> list[str]:
-        """The warnings of the last look: pipes with the names of files, and why the queue gave no answer."""
-        pipes = [f"warning: {path}: not read, since it is a pipe or a device; remove it" for path in self._pipes]
-        return [*pipes, *([f"warning: {self._queue.fault}; nothing is known of jobs"] if self._queue.fault else [])]
 
 
 def watch(observer: Observer, every: float, console: Console) -> None:
@@ -132,7 +127,7 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
     if wanted.charts:
         from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
 
-        folders = dict.fromkeys(run for named in wanted.runs for run in find_runs(named))
+        folders = find_runs(*wanted.runs)
         if not folders:
             raise UserError(f"{', '.join(map(str, wanted.runs))}: no run of pre-training to draw\n{CURE}")
         for folder in folders:
@@ -146,7 +141,7 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
     if wanted.watch:
         watch(observer, wanted.every, console)
     elif wanted.json:
-        content = [asdict(status) for status in observer.look()]
+        content = [asdict(status) for status in observer.read_all()]
         text = json.dumps(content, indent=1, sort_keys=True)  # in ASCII: names of files may be no text
         console.print(text, markup=False, soft_wrap=True)
         for warning in observer.warnings:

@@ -26,7 +26,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from data_prep.common.errors import UserError
@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there")
         site = read_site()
         jobs = plan_tables(wanted, words, site) if wanted.chain == "tables" else plan_pipeline(wanted, words, site)
-        check(jobs, words, site)
+        check_plan(jobs, words, site)
         submit(jobs, site, wanted.dry_run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -182,7 +182,7 @@ def read_number(name: str, text: str) -> int:
     return int(text)
 
 
-def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str]) -> None:
+def check_plan(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str]) -> None:
     """Refuses mistakes that would make a job fail hours later."""
     variables = {job.step: job.variables for job in jobs}
     if words and not {"pretrain", "tables"} & {*variables}:
@@ -196,7 +196,7 @@ def check(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str
     for word in words if "pretrain" in variables else ():
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
             raise UserError(f"{word}: only for train.py --check; leave it out")
-    check_words(jobs, site)
+    check_arguments(jobs, site)
 
 
 def read_tasks(wanted: Sequence[str], site: Mapping[str, str]) -> Sequence[str]:
@@ -237,13 +237,13 @@ def find_fault(name: str, site: Mapping[str, str]) -> str:
     return f"{', '.join(empty)}: empty; fetch the task anew" if empty else ""
 
 
-def check_words(jobs: Sequence[ChainJob], site: Mapping[str, str]) -> None:
-    """Lets words.py check the recipe and the arguments of the jobs, if the Python of the jobs is available here."""
+def check_arguments(jobs: Sequence[ChainJob], site: Mapping[str, str]) -> None:
+    """Lets the Python of the jobs check the recipe and the arguments of the jobs, if it is available here."""
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
         return
-    command = [python, "cluster/words.py", json.dumps([asdict(job) for job in jobs])]
+    command = [python, "cluster/check_arguments.py", json.dumps([asdict(job) for job in jobs])]
     run_program(command, {**os.environ, **site, "PYTHONPATH": os.getcwd()})
 
 
@@ -272,9 +272,9 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
             continue
         after = f", after {submitted[list(submitted)[-1]]}" if submitted else ""
         try:
-            submitted[job.step] = hand_over(command, {**os.environ, **site, **job.variables})
+            submitted[job.step] = call_sbatch(command, {**os.environ, **site, **job.variables})
         except (UserError, KeyboardInterrupt) as error:
-            left = f"\n{take_back(submitted.values())}" if submitted else ""
+            left = f"\n{cancel_jobs([*submitted.values()])}" if submitted else ""
             said = error if isinstance(error, UserError) else "interrupted; squeue --me shows whether Slurm took it"
             raise UserError(f"{job.step}: {said}{left}") from None
         print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}{after}")
@@ -283,30 +283,25 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
         print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
 
 
-def hand_over(command: Sequence[str], environment: Mapping[str, str]) -> str:
+def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Calls sbatch; returns the id of the job."""
     if not shutil.which("sbatch"):
         raise UserError("no sbatch here; log in to the cluster, or see the commands with --dry-run")
     shown, errors = run_program(command, environment)
-    ids: list[str] = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown)
-    ids = ids or re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", shown)
+    ids = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown) or re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", shown)
     if not ids:
         told = shown.strip() or errors.strip() or "nothing"
         raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")
-    return ids[-1]  # some sites print a greeting first
+    return str(ids[-1])  # some sites print a greeting first
 
 
-def take_back(jobs: Iterable[str]) -> str:
-    """Cancels jobs of this chain, the last first; describes those that remain."""
-    left: list[str] = []
-    told = ""
-    for job in reversed(list(jobs)):
-        try:
-            run_program(["scancel", job])
-        except UserError as error:
-            left, told = [*left, job], str(error)
-    if left:
-        return f"still in the queue of this chain, since scancel failed ({told}): scancel {' '.join(left)}"
+def cancel_jobs(jobs: Sequence[str]) -> str:
+    """Cancels jobs of this chain, the last first; says whether some may remain."""
+    try:
+        run_program(["scancel", *reversed(jobs)])
+    except UserError as error:
+        again = " ".join(["scancel", *reversed(jobs)])
+        return f"some may still be in the queue of this chain, since scancel failed ({error}): {again}"
     return "nothing is left in the queue of this chain"
 
 

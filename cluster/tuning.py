@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from cluster.panels import frame_table
-from cluster.runs import STATES, State, format_age, is_number, list_folders, newest_lines, read_end, read_or, read_time
+from cluster.runs import DEPTH, STATES, State, find_below, format_age, read_end, read_newest_lines, read_or, read_time
 from data_prep.common.codes import ENDED, explain_code
 from data_prep.common.files import read_table
 from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from finetuning.results import BEGUN, PLAN, RESULTS, RunResult
+from pretraining.reporting.console import format_seconds_left
 from pretraining.reporting.metrics_file import METRICS
 
 SILENT_SECONDS = 600.0
 """Seconds without a line, which reading a model and scoring a large split may take."""
+PLANNED = TypeAdapter(dict[str, set[str]])
+"""The names of the runs of a plan, by task."""
 
 
 @dataclass(frozen=True)
@@ -49,25 +53,25 @@ class TuningStatus:
     tasks: list[TaskStatus]
 
 
-def find_tunings(folder: Path, depth: int = 4) -> Iterator[Path]:
-    """Yields the folders of fine-tuning commands in a folder, which may be one itself, within pre-training runs too."""
-    if read_or(False, lambda: (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}"))):
-        yield folder
-        return
-    for inner in list_folders(folder) if depth else ():
-        yield from find_tunings(inner, depth - 1)
+def find_tunings(*named: Path) -> list[Path]:
+    """Finds the folders of fine-tuning commands in folders, which may be ones, within pre-training runs too."""
+    return list(dict.fromkeys(found for folder in named for found in find_below(folder, is_tuning, DEPTH + 1)))
+
+
+def is_tuning(folder: Path) -> bool:
+    """Whether a folder is that of a fine-tuning command."""
+    return read_or(False, lambda: (folder / PLAN).is_file() or any(folder.glob(f"*/*/{BEGUN}")))
 
 
 def read_tuning(folder: Path, now: float) -> TuningStatus:
     """Reads the status of a fine-tuning command."""
-    plan: dict[str, Any] = read_or({}, lambda: read_table(folder / PLAN))
-    names = {task: set(runs) for task, runs in plan.items() if _are_names([task]) and _are_names(runs)}
+    names: dict[str, set[str]] = read_or({}, lambda: PLANNED.validate_python(read_table(folder / PLAN)))
     newest = read_time(folder / PLAN)
     for begun in folder.glob(f"*/*/{BEGUN}"):
         names.setdefault(begun.parts[-3], set()).add(begun.parts[-2])
         newest = max(newest, *(read_time(begun.with_name(name)) for name in (BEGUN, METRICS, RESULTS)))
     tasks = [_read_task(folder / task, runs) for task, runs in sorted(names.items())]
-    state, why = _judge(folder, tasks, newest, now)
+    state, why = _find_state(folder, tasks, newest, now)
     return TuningStatus(str(folder), state, why, tasks)
 
 
@@ -76,15 +80,19 @@ def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
     done = {name: found for name, found in results.items() if found}
     scores = [found.score for found in done.values() if found.score is not None]
     metric = next((found.metric for found in done.values() if found.metric), "")
-    at_work = {}
-    for name in runs - done.keys():
-        if (folder / name / BEGUN).exists():
-            at_work[name] = {**newest_lines(folder / name, ["step"]).get("step", {}), "epochs": _epochs(folder / name)}
+    begun = [name for name in runs - done.keys() if os.path.exists(folder / name / BEGUN)]
+    at_work = {name: _read_progress(folder / name) for name in begun}
     failed = sum(found.failed is not None for found in done.values())
     return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
 
 
-def _judge(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> tuple[State, str]:
+def _read_progress(run: Path) -> dict[str, Any]:
+    """Reads the last record of a run's steps, with the number of its epochs."""
+    epochs = read_or(None, lambda: float(read_table(run / BEGUN)["settings"]["epochs"]))
+    return {**read_newest_lines(run, ["step"]).get("step", {}), "epochs": epochs}
+
+
+def _find_state(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> tuple[State, str]:
     left, ended = sum(task.planned - task.done for task in tasks), read_end(folder / ENDED, 0.0)
     if ended is not None and ended["seconds"] >= newest - 1.0:
         told = "" if ended["code"] == 0 else f": {explain_code(ended['code'])}: {ended['reason']}"
@@ -108,26 +116,13 @@ def build_tuning_panel(status: TuningStatus) -> RenderableType:
         failed = f", {task.failed} failed" if task.failed else ""
         table.add_row(Text(task.task), Text(f"{task.done} of {task.planned} runs{best}{failed}"))
         for name, line in sorted(task.at_work.items()):
-            table.add_row("", Text(f"{name}: {_progress(line)}"))
+            table.add_row("", Text(f"{name}: {_format_progress(line)}"))
     return frame_table(status.run, status.state, status.why, table)
 
 
-def _progress(line: dict[str, Any]) -> str:
+def _format_progress(line: dict[str, Any]) -> str:
     if "step" not in line:
         return "begun"
     epochs = f" of {line['epochs']:g}" if line["epochs"] is not None else ""
-    epoch = f", epoch {line['epoch']:.2f}{epochs}" if "epoch" in line else ""
-    left = f", {duration(line['seconds_left'])} left" if "seconds_left" in line else ""
-    return f"step {line['step']:,}{epoch}{left}"
-
-
-def _epochs(run: Path) -> float | None:
-    epochs = read_or(None, lambda: read_table(run / BEGUN)["settings"]["epochs"])
-    return float(epochs) if is_number(epochs) else None
-
-
-def _are_names(runs: Any) -> bool:
-    """Whether a value is a list of valid names of runs."""
-    if not isinstance(runs, list):
-        return False
-    return all(isinstance(name, str) and len(name) < 200 and not set("/\0") & set(name) for name in runs)
+    epoch = f", epoch {line['epoch']:.2f}{epochs}" if line.get("epoch") is not None else ""
+    return ", ".join([f"step {line['step']:,}{epoch}", *format_seconds_left(line.get("seconds_left"))])

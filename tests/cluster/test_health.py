@@ -11,7 +11,7 @@ import pytest
 from support.commands import write_program
 
 from cluster import health
-from cluster.findings import judge
+from cluster.findings import compare_reports
 from cluster.health import Health, ask_nvidia_smi, describe_code, find_partners
 from pretraining.processes.ending import Code
 
@@ -119,29 +119,29 @@ def ring(*links: Sequence[float | None]) -> list[Health]:
 def test_a_slow_gpu_is_left_out_by_itself_and_not_where_that_is_turned_off() -> None:
     """A node is as slow as its slowest rank."""
     some = reports(1.0, 1.0, 0.65, 1.0)
-    assert judge(some, None).excluded == ["node2"]
-    assert judge(some, 0.6).code == judge(some, 0.0).code == Code.DONE
+    assert compare_reports(some, None).excluded == ["node2"]
+    assert compare_reports(some, 0.6).code == compare_reports(some, 0.0).code == Code.DONE
     ranks = [report(rank // 4, rate=0.5 if rank == 6 else 1.0) for rank in range(12)]
-    assert judge(ranks, None).excluded == ["node1"]
+    assert compare_reports(ranks, None).excluded == ["node1"]
 
 
 def test_most_nodes_are_never_left_out() -> None:
-    found = judge(reports(1.0, 1.0, 0.6, 0.6, 0.6, 1.0, 1.0), None)
+    found = compare_reports(reports(1.0, 1.0, 0.6, 0.6, 0.6, 1.0, 1.0), None)
     assert (found.code, len(found.excluded)) == (Code.RANK_LOST, 3)
     faulty = reports(1.0, 1.0, 1.0)
     for broken in faulty[1:]:
         broken.faults["GPU"] = "9 uncorrected ECC errors"
-    found = judge(faulty, None)
+    found = compare_reports(faulty, None)
     assert (found.code, found.excluded) == (Code.RANK_LOST, [])
     assert "none is left out" in found.explain()[-1]
-    assert judge(faulty[2:], None).excluded == ["node2"], "the only node is, if it is broken"
+    assert compare_reports(faulty[2:], None).excluded == ["node2"], "the only node is, if it is broken"
 
 
 def test_a_slow_link_blames_none_of_its_ends() -> None:
     """And is as slow as the slowest pair of ranks on it."""
-    assert judge(ring([4, 4, None], [0.1, 4, None], [0.1, 4, None], [4, 4, None]), None).code == Code.DONE
+    assert compare_reports(ring([4, 4, None], [0.1, 4, None], [0.1, 4, None], [4, 4, None]), None).code == Code.DONE
     ranks = [report(rank // 2, links=[0.1, 0.1] if rank == 3 else [4, 4]) for rank in range(8)]
-    assert judge(ranks, None).excluded == ["node1"]
+    assert compare_reports(ranks, None).excluded == ["node1"]
 
 
 def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
@@ -152,17 +152,17 @@ def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
             [None if other is None else 1.9 if 1 in (rank, other) else 4.0 for other in others[rank]]
             for rank in range(count)
         ]
-        assert judge(ring(*links), None).excluded == ["node1"]
+        assert compare_reports(ring(*links), None).excluded == ["node1"]
         links = [[link and max(link, 2.1) for link in own] for own in links]
-        assert judge(ring(*links), None).excluded == []
+        assert compare_reports(ring(*links), None).excluded == []
 
 
 def test_clocks_differ_where_no_moment_was_the_same_on_them() -> None:
     ranks = reports(*[1.0] * 5)
     ranks[1].met, ranks[2].met, ranks[3].met = (8.0, 9.0), (-9.0, -8.0), (-30.0, 30.0)  # the last came early, left late
-    found = judge(ranks, None)
+    found = compare_reports(ranks, None)
     assert found.notes == ["node1: its clock is 7 s ahead", "node2: its clock is 8 s behind"]
     assert found.code == Code.DONE
     ranks = reports(1.0, 1.0)
     ranks[1].met = (70.0, 71.0)
-    assert judge(ranks, None).notes == ["node1: its clock is 69 s ahead"]
+    assert compare_reports(ranks, None).notes == ["node1: its clock is 69 s ahead"]

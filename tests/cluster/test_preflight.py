@@ -40,7 +40,7 @@ from support.unfit_nodes import (
 )
 
 from cluster import preflight
-from cluster.findings import judge
+from cluster.findings import compare_reports
 from cluster.health import CPU, Health, check_recipe, find_neighbours
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
@@ -211,10 +211,10 @@ def test_a_node_with_a_slow_link_between_its_gpus_is_left_out() -> None:
             Health(name, (0.0, 1.0), same, rate=1.0, inside=[speed]) for name, own in speeds.items() for speed in own
         ]
 
-    found = judge(report("2 x V100"), None)
+    found = compare_reports(report("2 x V100"), None)
     assert found.excluded == ["node1"]
     assert found.explain() == ["node1: a link between its ranks reaches 16% of the median"]
-    found = judge(report(CPU), None)
+    found = compare_reports(report(CPU), None)
     assert (found.excluded, found.notes) == ([], ["node1: a link between its ranks reaches 16% of the median"])
 
 

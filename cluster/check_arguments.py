@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks the arguments (words) of planned jobs with the parsers of their commands; submit.py runs it with their Python.
 
-python cluster/words.py '[{"step": "tables", "script": "reproduce", "what": "", "words": ["--table", "5"]}]'
+python cluster/check_arguments.py '[{"step": "tables", "script": "reproduce", "what": "", "words": ["--table", "5"]}]'
 """
 
 import sys
