@@ -17,9 +17,9 @@ from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Items
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.model.models import read_fine_tuned
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, ModelScores
+from finetuning.running.base import read_fine_tuned
 from finetuning.running.batches import make_evaluation_batches
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task

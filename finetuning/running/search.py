@@ -18,7 +18,6 @@ from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import RULE
-from finetuning.running.folders import keep_model
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, score_splits
 from finetuning.scale import Scale
@@ -189,7 +188,7 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
     begin_run(run, context)
     tuner = Tuner(run, base, context, epochs_after)
     try:
-        state = tuner.train(keep_model)
+        state = tuner.train()
     except BrokenError as error:
         result = _make_result(run, failed=str(error))
     else:

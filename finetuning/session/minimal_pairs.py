@@ -31,9 +31,8 @@ from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress, duration
 from data_prep.common.terminal import make_table
-from finetuning.model.models import RUNS, find_model, list_notes, summarize_model
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult, format_percent
-from finetuning.running.base import compute_checksum
+from finetuning.running.base import RUNS, compute_checksum, find_model, list_notes, summarize_model
 from finetuning.session.charts import NAMELESS, Groups, draw_pairs
 from finetuning.session.flags import find_data
 from finetuning.session.report import print_part

@@ -31,10 +31,9 @@ from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
-from finetuning.model.models import RUNS, find_model, find_order, get_fine_tuned_head, list_notes, summarize_model
 from finetuning.results import PLAN, RESULTS, RunResult
 from finetuning.running import search
-from finetuning.running.base import Base, Run
+from finetuning.running.base import RUNS, Base, Run, find_model, find_order, list_notes, summarize_model
 from finetuning.running.outputs import compute_model_outputs, list_layout_overrides
 from finetuning.session import workers
 from finetuning.session.charts import draw_task
@@ -160,7 +159,7 @@ class Session:
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         for task in self.tasks if self.flags.evaluate else ():
             if task.answer_without_model() is None:
-                find_order(task.head, get_fine_tuned_head(self.model), self.model.name)
+                find_order(task.head, self.model)
 
     def _list_runs(self) -> None:
         """Lists the runs of all tasks; runs of other settings in their folders are refused."""
