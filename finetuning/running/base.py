@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from data_prep.common.errors import SharedError, UserError
 from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
-from finetuning.model.features import EncoderWeights, FeatureModel
+from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.results import MODEL, RESULTS, Begun
 from finetuning.scale import Scale
@@ -66,6 +66,52 @@ class Base:
     from_scratch: bool = False
     backward: StoredModel | None = None
     """A second, right-to-left model whose frozen features are concatenated with those of the first."""
+
+    @property
+    def models(self) -> tuple[StoredModel, ...]:
+        return (self.model,) if self.backward is None else (self.model, self.backward)
+
+    def require_fit(self, settings: FineTuning) -> None:
+        """Refuses settings that the model cannot fulfil, and a second model that does not match it."""
+        for fault in self._find_faults(settings):
+            raise UserError(fault)
+
+    def _find_faults(self, settings: FineTuning) -> Iterator[str]:
+        layers, model = settings.features.layers, self.model
+        for each in self.models:
+            if settings.length > (most := each.shape.positions):
+                yield f"length = {settings.length}: {each.name} has {most} positions; take --length {most}"
+            if layers.endswith("last-four") and each.shape.layers < LAST_FOUR:
+                few = f"{each.name} has {each.shape.layers} layers"
+                yield f"features.layers = {layers}: {few}; take last or weighted-all"
+        if self.backward is not None:
+            flag, has, needs = f"--backward {self.backward.name}", self.backward.shape.layers, model.shape.layers
+            if not layers:
+                yield f"{flag}: stands beside another model as frozen features; add --features.layers mix"
+            if model.vocabulary.sha256 != self.backward.vocabulary.sha256:
+                other = f"has another vocabulary than {model.name}, so that pieces are not the same"
+                yield f"{flag}: {other}; name two models that were trained on the same shards"
+            if has != needs:
+                yield f"{flag}: has {has} layers, {model.name} has {needs}; name two of as many"
+        if settings.language_loss and model.shape.learns.sees != "before":
+            sees = f"a piece of {model.name} sees those after it, which are to be predicted"
+            cure = "name a model that was pre-trained with --objective.name ltr, or leave language_loss out"
+            yield f"language_loss: {sees}; {cure}"
+        if settings.language_loss and not self.from_scratch and not model.language_head:
+            cure = "name the run or the export of its pre-training, or leave language_loss out"
+            yield f"language_loss: {model.name} has no language head; {cure}"
+
+    def list_doubts(self, settings: FineTuning) -> Iterator[str]:
+        """Lists doubts for the user: sequences longer than in pre-training, or models of unusual direction."""
+        name, longest = self.model.name, self.model.trained
+        if settings.length > longest:
+            known = f"{name}: was trained on texts of {longest} pieces at most"
+            yield f"{known}; longer ones, up to --length {settings.length}, have positions that it knows nothing of"
+        for each, usual in zip(self.models, ("before", "after"), strict=True) if self.backward is not None else ():
+            if (sees := each.shape.learns.sees) != usual:
+                those = "on both sides of it" if sees == "both" else f"{sees} it"
+                usually = f"usual beside another model is one that sees those {usual} it"
+                yield f"{each.name}: a piece sees those {those}; {usually}"
 
     def build_model(
         self, head: TaskHead, settings: FineTuning, scale: Scale | None = None, fresh: bool = True

@@ -19,7 +19,7 @@ from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
-from finetuning.running.kept import Keeper
+from finetuning.running.kept import ActivationCache
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from pretraining.checkpoint.loop import Loop
@@ -122,7 +122,7 @@ class Tuner(Loop):
         if isinstance(model, FeatureModel):
             called = f"-seed{settings.seed}" if self.base.from_scratch else ""
             parts = (self.engine.dtype, self.run.folder.parent, settings.features.cache_gb, self.context, self.log.say)
-            self.items = Keeper(model.frozen, *parts, called).keep(self.items)
+            self.items = ActivationCache(model.frozen, *parts, called).keep(self.items)
             self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
 
     def close(self) -> None:

@@ -123,7 +123,7 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
     with shared_errors():
         weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
-        context.console.print(note, markup=False, highlight=False)
+        context.console.print(note)
     network = TaskModel(model.shape, task.head)
     network.load_state_dict(weights)
     network = network.convert_for_answers(choose_dtype(settings.precision.dtype, context.device), context.device)
