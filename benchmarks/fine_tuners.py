@@ -25,8 +25,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter, Encoded, Items
-from finetuning.model.models import find_model
-from finetuning.running.base import Base, Run
+from finetuning.running.base import Base, Run, find_model
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings

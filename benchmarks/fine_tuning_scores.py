@@ -39,9 +39,8 @@ from benchmarks.tables import show, summarise_results
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from finetuning.inputs import Cutter
-from finetuning.model.models import find_model
 from finetuning.ragged import Ragged
-from finetuning.running.base import Base, Run
+from finetuning.running.base import Base, Run, find_model
 from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
@@ -105,7 +104,7 @@ def score_ours(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     base = Base(find_model(str(model)))
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
         run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
-        run.train(lambda *_: None)
+        run.train()
         outputs = compute_outputs(run.engine, task.head.kind, task.dev, context)
         run.close()
     return task.score("dev", outputs["dev"])[task.metric]

@@ -70,10 +70,6 @@ class Begun(JsonRecord):
     threads: list[int] = []
     """Threads of every rank; they determine how sums are rounded."""
 
-    def drop_threads(self) -> dict[str, Any]:
-        """Returns the content that another start of the run must match."""
-        return self.model_dump(exclude={"threads"})
-
 
 class SplitScores(JsonRecord):
     """The scores of a model on every labelled split, with their standard errors."""

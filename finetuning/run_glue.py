@@ -96,9 +96,9 @@ class RunGlue(TuningFlags):
             if self.submission:
                 raise
             if not self.task:  # who names tasks does not expect all of them to be answered
-                console.print(f"no {error}", markup=False, highlight=False)
+                console.print(f"no {error}")
         else:
-            console.print(f"{zipped}: what gluebenchmark.com takes", markup=False, highlight=False)
+            console.print(f"{zipped}: what gluebenchmark.com takes")
 
 
 if __name__ == "__main__":

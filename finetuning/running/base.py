@@ -1,9 +1,9 @@
-"""What a run begins with: its task, settings and folder, and the initial model of all runs of a command."""
+"""What a run begins with: its task, settings and folder, and the initial model of all runs, which `--model` names."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,17 +12,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.model.features import EncoderWeights, FeatureModel
+from data_prep.common.errors import SharedError, UserError
+from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
+from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
-from finetuning.results import RESULTS, Begun
+from finetuning.results import MODEL, RESULTS, Begun
 from finetuning.scale import Scale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
-from pretraining.model.shape import HEAD, Shape
+from pretraining.huggingface import folders
+from pretraining.huggingface.config import GENERIC
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
+from pretraining.huggingface.model_card import BaseSummary
+from pretraining.model.shape import HEAD, Sees, Shape
+from pretraining.processes.group import gather, place
 
+PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
+RUNS = "runs"
+"""The default folder of results."""
 SAMPLED = 1024
 """Numbers of each weight that enter a checksum."""
 UNKNOWN = Begun()
@@ -57,6 +66,52 @@ class Base:
     from_scratch: bool = False
     backward: StoredModel | None = None
     """A second, right-to-left model whose frozen features are concatenated with those of the first."""
+
+    @property
+    def models(self) -> tuple[StoredModel, ...]:
+        return (self.model,) if self.backward is None else (self.model, self.backward)
+
+    def require_fit(self, settings: FineTuning) -> None:
+        """Refuses settings that the model cannot fulfil, and a second model that does not match it."""
+        for fault in self._find_faults(settings):
+            raise UserError(fault)
+
+    def _find_faults(self, settings: FineTuning) -> Iterator[str]:
+        layers, model = settings.features.layers, self.model
+        for each in self.models:
+            if settings.length > (most := each.shape.positions):
+                yield f"length = {settings.length}: {each.name} has {most} positions; take --length {most}"
+            if layers.endswith("last-four") and each.shape.layers < LAST_FOUR:
+                few = f"{each.name} has {each.shape.layers} layers"
+                yield f"features.layers = {layers}: {few}; take last or weighted-all"
+        if self.backward is not None:
+            flag, has, needs = f"--backward {self.backward.name}", self.backward.shape.layers, model.shape.layers
+            if not layers:
+                yield f"{flag}: stands beside another model as frozen features; add --features.layers mix"
+            if model.vocabulary.sha256 != self.backward.vocabulary.sha256:
+                other = f"has another vocabulary than {model.name}, so that pieces are not the same"
+                yield f"{flag}: {other}; name two models that were trained on the same shards"
+            if has != needs:
+                yield f"{flag}: has {has} layers, {model.name} has {needs}; name two of as many"
+        if settings.language_loss and model.shape.learns.sees != "before":
+            sees = f"a piece of {model.name} sees those after it, which are to be predicted"
+            cure = "name a model that was pre-trained with --objective.name ltr, or leave language_loss out"
+            yield f"language_loss: {sees}; {cure}"
+        if settings.language_loss and not self.from_scratch and not model.language_head:
+            cure = "name the run or the export of its pre-training, or leave language_loss out"
+            yield f"language_loss: {model.name} has no language head; {cure}"
+
+    def list_doubts(self, settings: FineTuning) -> Iterator[str]:
+        """Lists doubts for the user: sequences longer than in pre-training, or models of unusual direction."""
+        name, longest = self.model.name, self.model.trained
+        if settings.length > longest:
+            known = f"{name}: was trained on texts of {longest} pieces at most"
+            yield f"{known}; longer ones, up to --length {settings.length}, have positions that it knows nothing of"
+        for each, usual in zip(self.models, ("before", "after"), strict=True) if self.backward is not None else ():
+            if (sees := each.shape.learns.sees) != usual:
+                those = "on both sides of it" if sees == "both" else f"{sees} it"
+                usually = f"usual beside another model is one that sees those {usual} it"
+                yield f"{each.name}: a piece sees those {those}; {usually}"
 
     def build_model(
         self, head: TaskHead, settings: FineTuning, scale: Scale | None = None, fresh: bool = True
@@ -112,3 +167,103 @@ def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str,
     for name, weight in sorted(weights.items()):
         seen.update(name.encode() + weight.flatten()[:SAMPLED].float().numpy().tobytes())
     return seen.hexdigest()[:16]
+
+
+def find_model(name: str | None = None, sees: Sees | None = None) -> StoredModel:
+    """Finds the model that `--model` names; by default the newest exported one. All ranks call it together. `sees`: the
+    way in which it reads."""
+    return StoredModel.open(name or str(find_newest_export()), sees=sees)
+
+
+def list_notes(model: StoredModel) -> list[str]:
+    """Lists notes for the user: doubts about the vocabulary, and files and rows that are left out."""
+    notes = list_vocabulary_doubts(model.name, model.vocabulary)
+    if files := list_sentence_files(model.folder):
+        notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
+    if spare := model.rows - model.shape.vocabulary:
+        notes.append(f"{model.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
+    return notes
+
+
+def summarize_model(model: StoredModel) -> BaseSummary:
+    """Summarizes a model for the card of one that starts from it; its name also names the folder of results. A model
+    that was fine-tuned here is named after its base and task: runs/mini/glue/sst2/model is mini-sst2."""
+    found, folder = model.summary(), model.folder.resolve()
+    if model.head is None or model.on_hub or folder.name != MODEL:
+        return found
+    task, out = folder.parent, folder.parent.parent
+    named = out.parent if out.parent.parent.name == RUNS else out
+    return replace(found, name=f"{named.name}-{task.name}") if named.name else found
+
+
+def read_fine_tuned(model: StoredModel, wanted: TaskHead) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Reads the weights of a fine-tuned model, with its outputs in the order of the labels of the `wanted` head, which
+    must have the same names; returns notes for the user, too."""
+    order, notes = find_order(wanted, model)
+    weights = model.cut_embeddings(folders.read_fine_tuned(model.fetch_weights())[2])
+    if order is not None:
+        weights |= {f"head.{end}": weights[f"head.{end}"][order] for end in ("weight", "bias")}
+    return weights, notes
+
+
+def find_newest_export() -> Path:
+    """Finds the newest model in `PLACES` without a task head, by the time of its weights. Rank 0 looks, if ranks are
+    connected."""
+    newest: Path | None = None
+    if place()[0] == 0:
+        found = {path.parent for pattern in PLACES for path in Path().glob(f"{pattern}/{WEIGHTS}")}
+        whole = [each for each in found if (each / CONFIG).is_file() and not each.name.startswith(".")]
+        newest_first = sorted(whole, key=lambda folder: ((folder / WEIGHTS).stat().st_mtime_ns, folder), reverse=True)
+        newest = next((folder for folder in newest_first if read_head(folder) is None), None)
+    name = gather(None if newest is None else str(newest))[0]
+    if name is None:
+        raise SharedError(
+            f"--model: none is named, and there is no exported model here, in {', '.join(PLACES[:2])} or build/*\n"
+            "name a folder of transformers, a run or a name on the Hugging Face hub: --model DIR\n"
+            "or make one of a folder of text:\n"
+            "    python data_prep/shard.py --docs FOLDER\n"
+            "    python pretraining/train.py --recipe bert_mini --data data/FOLDER --out runs/NAME\n"
+            "    python pretraining/export.py runs/NAME --out exported/NAME"
+        )
+    return Path(name)
+
+
+def list_vocabulary_doubts(name: str, vocabulary: Vocabulary) -> list[str]:
+    """Lists signs that a vocabulary and its casing do not belong together."""
+    capitals, last = has_capitals(vocabulary.pieces), Path(name).name.lower()
+    if vocabulary.cased != capitals:
+        doubt = "text is put into lower case, but there are pieces with capitals, which it never matches"
+        trained, switch = "with case", "false"
+        if vocabulary.cased:
+            doubt = "text keeps its capitals, but no piece has one, so that words with capitals are unknown"
+            trained, switch = "in lower case", "true"
+        cure = f"write do_lower_case = {switch} into its tokenizer_config.json"
+        return [f"{name}: {doubt}: if the model was trained on text {trained}, {cure}"]
+    if "cased" in last and vocabulary.cased == ("uncased" in last):
+        does = "keeps its case" if vocabulary.cased else "is put into lower case"
+        return [f"{name}: text {does}, as its tokenizer_config.json says; its name says otherwise"]
+    return []
+
+
+def find_order(wanted: TaskHead, model: StoredModel) -> tuple[list[int] | None, tuple[str, ...]]:
+    """Finds the order of a fine-tuned model's outputs that matches a task's labels by name, ignoring case.
+
+    None for a head without labels, and for generic names of transformers (LABEL_0), which are taken in the task's
+    order, with a note.
+    """
+    head, name = model.head, model.name
+    if head is None:
+        raise UserError(f"{name}: not fine-tuned for a task: name a folder that fine-tuning has written")
+    if head.kind != wanted.kind:
+        raise UserError(f"{name}: was fine-tuned for {head.kind}, but this task asks for {wanted.kind}")
+    if not wanted.labels:
+        return None, ()
+    ours, theirs = (list(each.labels) for each in (wanted, head))
+    if sorted(ours) != sorted(theirs):
+        ours, theirs = ([label.casefold() for label in each] for each in (ours, theirs))
+    lists = f"{name} has the labels {', '.join(head.labels)}, the task has {', '.join(wanted.labels)}"
+    if sorted(ours) == sorted(theirs) and len(set(ours)) == len(ours):
+        return [theirs.index(label) for label in ours], ()
+    if len(ours) == len(theirs) and all(GENERIC.fullmatch(label) for label in head.labels):
+        return None, (f"{lists}: taken in this order",)
+    raise UserError(f"{lists}: only those of the same names can be used")

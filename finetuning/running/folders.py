@@ -20,10 +20,8 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel, compute_logits
-from finetuning.model.models import find_model, summarize_model
-from finetuning.results import MODEL, PREDICTIONS
-from finetuning.running.base import Base
-from finetuning.running.loop import Tuner
+from finetuning.results import MODEL, PREDICTIONS, ModelScores
+from finetuning.running.base import Base, Run, find_model, summarize_model
 from finetuning.running.outputs import Outputs
 from finetuning.settings import BiLstm, FineTuning
 from pretraining.architectures.declaration import read_shape
@@ -34,8 +32,7 @@ from pretraining.huggingface.model_card import TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import check_finite
 from pretraining.huggingface.weights_file import read_weights
-from pretraining.model.shape import PIECE_HEAD
-from pretraining.processes.group import shared_errors
+from pretraining.model.shape import PIECE_HEAD, Shape
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
 """Settings listed in a model card."""
@@ -46,47 +43,50 @@ CARD = """# {task}: {what}
 """
 
 
-def keep_model(tuner: Tuner, outputs: Outputs) -> None:
-    """Writes the predictions of a run, and its model as a folder of transformers, or as one of ours where transformers
-    has no class. All ranks call it together."""
-    task, settings = tuner.task, tuner.settings
-    weights = task.scale.fold_into_head(dict(tuner.engine.weights()))
+def keep_model(
+    run: Run, base: Base, shape: Shape, trained: Mapping[str, Tensor], kept: ModelScores, outputs: Outputs
+) -> None:
+    """Writes the predictions of a run, and its model with these scores as a folder of transformers, or as one of ours
+    where transformers has no class."""
+    task, settings = run.task, run.settings
+    weights = task.scale.fold_into_head(dict(trained))
     weights = {name: weight for name, weight in weights.items() if not name.startswith(f"{PIECE_HEAD}.")}
-    with shared_errors():
-        if tuner.context.world.rank == 0:
-            for split, output in outputs.items():
-                task.write_predictions(split, output, tuner.folder / PREDICTIONS)
-            use = {"task": task.name, **task.describe_use(next(iter(outputs.values())))}
-            if settings.features.layers or settings.bilstm.hidden:
-                _write_without_class(tuner, weights, use)
-            else:
-                _write_fine_tuned(tuner, weights, use)
+    for split, output in outputs.items():
+        task.write_predictions(split, output, run.folder / PREDICTIONS)
+    use = {"task": task.name, **task.describe_use(next(iter(outputs.values())))}
+    if settings.features.layers or settings.bilstm.hidden:
+        _write_without_class(run, base, shape, weights, use)
+    else:
+        _write_fine_tuned(run, base, shape, weights, use, kept)
 
 
-def _write_fine_tuned(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
+def _write_fine_tuned(
+    run: Run, base: Base, shape: Shape, weights: Mapping[str, Tensor], use: Mapping[str, Any], kept: ModelScores
+) -> None:
     """Writes a folder of transformers, and checks that it reads back with the same logits."""
-    task, shape, settings, base = tuner.task, tuner.engine.model.shape, tuner.settings, tuner.base
+    head, settings, vocabulary = run.task.head, run.settings, base.model.vocabulary
     made = TaskProvenance(
-        task.name,
+        run.task.name,
         summarize_model(base.model),
         pretrained=not base.from_scratch,
-        items={"train": len(task.describe_split("train")), **tuner.state.kept.items},
-        scores=tuner.state.kept.scores,
+        items={"train": len(run.task.describe_split("train")), **kept.items},
+        scores=kept.scores,
         settings={name: getattr(settings, name) for name in TOLD},
     )
-    card = make_task_card(shape, task.head, tuner.folder.parent / MODEL, settings.length, made)
+    card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made)
 
     def check(folder: Path) -> None:
-        verify_fine_tuned(folder, shape, task.head, weights, compute_logits, vocabulary.special)
+        verify_fine_tuned(folder, shape, head, weights, compute_logits, vocabulary.special)
 
-    folder, vocabulary = tuner.folder / MODEL, base.model.vocabulary
-    write_fine_tuned(folder, shape, task.head, weights, vocabulary, card, use, settings.length, check=check)
+    write_fine_tuned(run.folder / MODEL, shape, head, weights, vocabulary, card, use, settings.length, check=check)
 
 
-def _write_without_class(tuner: Tuner, weights: Mapping[str, Tensor], use: Mapping[str, Any]) -> None:
+def _write_without_class(
+    run: Run, base: Base, shape: Shape, weights: Mapping[str, Tensor], use: Mapping[str, Any]
+) -> None:
     """Writes a model that transformers has no class for: a BiLSTM on frozen features, or with its encoder."""
-    head, settings, base = tuner.task.head, tuner.settings, tuner.base
-    content, name = {**use, "kind": head.kind, "labels": head.labels}, summarize_model(base.model).name
+    head, settings, name = run.task.head, run.settings, summarize_model(base.model).name
+    content = {**use, "kind": head.kind, "labels": head.labels}
     if settings.features.layers:
         content |= {
             "features": settings.features.model_dump(mode="json"),
@@ -98,17 +98,25 @@ def _write_without_class(tuner: Tuner, weights: Mapping[str, Tensor], use: Mappi
         what, vocabulary = f"a BiLSTM on frozen features of {name}", None
         said = "Its weights alone, which transformers cannot load; task.json says what they stand on."
     else:
-        content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": tuner.engine.model.shape.values()}
+        content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": shape.values()}
         what, vocabulary = f"{name} with a BiLSTM on top", base.model.vocabulary
         said = "Fine-tuned together. transformers has no class for it; task.json has its sizes."
-    card = CARD.format(task=tuner.task.name, what=what, said=said)
-    write_bare(tuner.folder / MODEL, weights, card, content, vocabulary)
+    write_bare(run.folder / MODEL, weights, CARD.format(task=run.task.name, what=what, said=said), content, vocabulary)
 
 
 def has_no_class(folder: Path) -> bool:
     """Tells whether a folder has a model that transformers has no class for."""
     task = {} if (folder / CONFIG).exists() else read_task(folder)
     return "features" in task or "bilstm" in task
+
+
+def refuse_without_class(name: str | None) -> None:
+    """Refuses a `--model` with a BiLSTM, which can be asked but not trained further or scored again."""
+    if name is not None and has_no_class(Path(name)):
+        raise UserError(
+            f"--model {name}: a model with a BiLSTM is scored in its own training; predict.py asks it more, and "
+            "nothing begins with it: name the model that it was trained on"
+        )
 
 
 def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead, Vocabulary]:

@@ -157,7 +157,7 @@ def _compute_checksums(rows: Array, offsets: Array) -> list[int]:
 
 
 @dataclass(frozen=True)
-class Keeper:
+class ActivationCache:
     """Caches the activations of a task's splits."""
 
     frozen: FrozenEncoders

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any, NoReturn
@@ -18,7 +18,8 @@ from finetuning.model.heads import Output
 from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
-from finetuning.running.kept import Keeper
+from finetuning.running.folders import keep_model
+from finetuning.running.kept import ActivationCache
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from pretraining.checkpoint.loop import Loop
@@ -27,6 +28,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import CollapseError, Engine
 from pretraining.engine.step import GivenUpError, Seeds, train_step
 from pretraining.processes.context import Context
+from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
 
@@ -85,7 +87,7 @@ class Tuner(Loop):
             meter.restore(record.rank_states, context.world.rank, context.world.size)
             self.state = TuningState.model_validate(record.caller)
         super().__init__(folder, context, engine, meter, self.state.step, settings.logging, settings.checkpoints)
-        self.task, self.settings, self.folder, self.base = task, settings, folder, base
+        self.run, self.base, self.task, self.settings = run, base, task, settings
         self.items: Mapping[str, Items] = {"train": task.train, **task.dev, **task.test}
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
@@ -93,9 +95,9 @@ class Tuner(Loop):
         self.logged: TuningStep | None = None
         self.next_record = 0
 
-    def train(self, keep: Callable[[Tuner, Outputs], None]) -> TuningState:
-        """Trains the remaining steps; calls `keep` with the outputs of all splits when the weights are to be kept."""
-        self._keep, control = keep, self.context.control
+    def train(self) -> TuningState:
+        """Trains the remaining steps."""
+        control = self.context.control
         with self.log, self.saver, self.garbage, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
                 self.keep_activations()
@@ -119,8 +121,8 @@ class Tuner(Loop):
         model, settings, world = self.engine.model, self.settings, self.context.world
         if isinstance(model, FeatureModel):
             called = f"-seed{settings.seed}" if self.base.from_scratch else ""
-            parts = (self.engine.dtype, self.folder.parent, settings.features.cache_gb, self.context, self.log.say)
-            self.items = Keeper(model.frozen, *parts, called).keep(self.items)
+            parts = (self.engine.dtype, self.run.folder.parent, settings.features.cache_gb, self.context, self.log.say)
+            self.items = ActivationCache(model.frozen, *parts, called).keep(self.items)
             self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
 
     def close(self) -> None:
@@ -238,10 +240,17 @@ class Tuner(Loop):
             if kept:
                 state.kept = add_certainty(task, scores, outputs)
                 with self.context.watch.pause():
-                    self._keep(self, outputs)
+                    self.keep(outputs)
             state.scored = state.step
+
+    def keep(self, outputs: Outputs) -> None:
+        """Writes the weights as a model, and the predictions for all splits."""
+        weights = dict(self.engine.weights())
+        with shared_errors():
+            if self.context.world.rank == 0:
+                keep_model(self.run, self.base, self.engine.model.shape, weights, self.state.kept, outputs)
 
     def stop(self, decision: Decision) -> NoReturn:
         """Saves and ends the run early."""
         self.write_checkpoint(self.state.step, self.state)
-        self.end(decision, self.state.step, f"{self.folder}: ")
+        self.end(decision, self.state.step, f"{self.run.folder}: ")

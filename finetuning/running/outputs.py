@@ -17,9 +17,9 @@ from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import toml_value
 from finetuning.inputs import Items
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.model.models import read_fine_tuned
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, ModelScores
+from finetuning.running.base import read_fine_tuned
 from finetuning.running.batches import make_evaluation_batches
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -123,7 +123,7 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
     with shared_errors():
         weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
-        context.console.print(note, markup=False, highlight=False)
+        context.console.print(note)
     network = TaskModel(model.shape, task.head)
     network.load_state_dict(weights)
     network = network.convert_for_answers(choose_dtype(settings.precision.dtype, context.device), context.device)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from data_prep.common.errors import UserError
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import RULE
-from finetuning.running.folders import keep_model
 from finetuning.running.loop import Tuner
-from finetuning.running.outputs import BrokenError, Outputs, add_certainty, score_splits
+from finetuning.running.outputs import BrokenError, add_certainty, compute_model_outputs, score_splits
 from finetuning.scale import Scale
 from finetuning.settings import SEARCHED, VARIED, FineTuning
 from finetuning.tasks.task import Column, Task
+from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 from pretraining.engine.precision import name_dtype
 from pretraining.processes.context import Context
@@ -113,25 +114,23 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
         if begun.data:
             known = {split: said for split, said in now.data.items() if split in begun.data or split == SCALE}
             now = now.model_copy(update={"data": known})
-        if changes := list_differences(begun.drop_threads(), now.drop_threads()):
+        then, wants = (each.model_dump(exclude={"threads"}) for each in (begun, now))
+        if changes := list_differences(then, wants):
             shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
             listed = "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
             raise UserError(f"{listed}\ncontinue it as it was begun, or name another folder with --out")
 
 
 def read_begun(task: Path) -> dict[str, Begun]:
-    """Reads what the runs of a task were begun with, by name."""
-    return {path.parent.name: _read(path) for path in sorted(task.glob(f"*/{BEGUN}"))}
-
-
-def _read(path: Path) -> Begun:
-    """Reads begun.json, with the defaults of settings that did not exist when the run was begun."""
-    begun = Begun.read(path) or Begun()
-    try:
-        settings = FineTuning.model_validate_json(json.dumps(begun.settings))
-    except ValidationError:  # a setting of then is none any more, which the comparison names
-        return begun
-    return begun.model_copy(update={"settings": select_deciding_settings(settings)})
+    """Reads what the runs of a task were begun with, by name, with the defaults of settings that did not exist then."""
+    found = {}
+    for path in sorted(task.glob(f"*/{BEGUN}")):
+        begun = Begun.read(path) or Begun()
+        with suppress(ValidationError):  # a setting of then is none any more, which the comparison names
+            settings = FineTuning.model_validate_json(json.dumps(begun.settings))
+            begun = begun.model_copy(update={"settings": select_deciding_settings(settings)})
+        found[path.parent.name] = begun
+    return found
 
 
 def list_differences(before: Mapping[str, Any], now: Mapping[str, Any], within: str = "") -> list[str]:
@@ -189,7 +188,7 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
     begin_run(run, context)
     tuner = Tuner(run, base, context, epochs_after)
     try:
-        state = tuner.train(keep_model)
+        state = tuner.train()
     except BrokenError as error:
         result = _make_result(run, failed=str(error))
     else:
@@ -213,9 +212,10 @@ def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunRes
     return result
 
 
-def score(run: Run, outputs: Outputs, context: Context) -> RunResult:
-    """Writes the results of a run without training from its outputs. All ranks call it together."""
+def score(run: Run, model: StoredModel, context: Context) -> RunResult:
+    """Scores a fine-tuned model, or answers that need none, and writes the results. All ranks call it together."""
     task, result = run.task, _make_result(run)
+    outputs = task.answer_without_model() or compute_model_outputs(task, model, run.settings, context)
     with shared_errors():
         if context.world.rank == 0:
             run.begun.write(run.folder / BEGUN)

@@ -17,7 +17,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from finetuning.results import PREDICTIONS, ClassFigures, GroupScore, PairsResult, RunResult, TaskResult
-from finetuning.session.look import Measured, measure
+from finetuning.session.item_checks import Measured, measure
 from finetuning.tasks.scores import compute_wilson_limits
 from finetuning.tasks.task import Task
 from pretraining.reporting.figures import BLUE, GREY, ORANGE, WIDTH, draw, new_figure, smooth
@@ -189,13 +189,13 @@ def draw_lengths(measured: Sequence[Measured], title: str) -> Figure:
         reach = max(limit * 1.15, float(np.quantile(pieces, 0.995)) * 1.05)
         step = math.ceil(reach / BARS)
         edges = 0.5 + np.arange(limit % step - step, reach + step, step)  # one of them at the limit
-        reach, over = float(edges[-1]), pieces > limit
-        shown = [np.minimum(part, reach) for part in (pieces[~over], pieces[over])]
+        reach, too_long = float(edges[-1]), pieces > limit
+        shown = [np.minimum(part, reach) for part in (pieces[~too_long], pieces[too_long])]
         axes.hist(shown, edges, stacked=True, color=[BLUE, ORANGE])
         axes.axvline(limit, color="black", linewidth=1.2, linestyle="--")
         fate = "cut off there" if each.lengths.cuts else "read in parts"
-        longer = f"{100 * over.mean():.1f}% are {fate}, the longest has {pieces.max():,}"
-        said = longer if over.any() else "none is longer"
+        longer = f"{100 * too_long.mean():.1f}% are {fate}, the longest has {pieces.max():,}"
+        said = longer if too_long.any() else "none is longer"
         axes.set_title(f"{each.lengths.setting} = {limit}: {said}", loc="left", fontsize=9)
         last = f" (the last bar: {edges[-2]:,.0f} and more)" * bool(pieces.max() > reach)
         axes.set(xlabel=f"pieces of {each.lengths.what}{last}", xlim=(0, reach))

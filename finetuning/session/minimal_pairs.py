@@ -31,15 +31,12 @@ from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress, duration
 from data_prep.common.terminal import make_table
-from finetuning.model.models import RUNS, find_model, list_notes, summarize_model
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult, format_percent
-from finetuning.running.base import compute_checksum
+from finetuning.running.base import RUNS, compute_checksum, find_model, list_notes, summarize_model
 from finetuning.session.charts import NAMELESS, Groups, draw_pairs
 from finetuning.session.flags import find_data
-from finetuning.session.report import print_part
 from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
-from pretraining.model.shape import Sees
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.figures import draw
@@ -54,12 +51,31 @@ USUAL = tuple(f"blimp.jsonl{ending}" for ending in ("", ".gz", ".xz", ".zst"))
 """Possible names of the default file of pairs; the first that exists is read."""
 LISTED, SHOWN = 10, 100
 """Maximum pairs in a list, and characters of a sentence in it."""
-Where = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
 Group = tuple[str, str]
 """A phenomenon and one of its paradigms; either name may be empty."""
+
+
+@dataclass(frozen=True)
+class RunPairs:
+    """Asks a pre-trained model which sentence of minimal pairs is the good one."""
+
+    model: str | None = None
+    """A run, a checkpoint, a folder of transformers with the heads of pre-training, or a name on the Hugging Face
+    hub (default: the newest exported model)."""
+    pairs: Path | None = None
+    """Table with columns good and bad, and perhaps paradigm and phenomenon: .jsonl, .tsv, .csv or .parquet, also
+    compressed (default: BLiMP)."""
+    out: Path | None = None
+    """Where results go (default: runs/MODEL/pairs)."""
+    each: int | None = None
+    """Pairs of every paradigm that are scored, the first ones (default: all)."""
+    sees: Literal["both", "before"] | None = None
+    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model computes, in fp32."""
 
 
 @dataclass
@@ -80,38 +96,30 @@ class Questions:
     flops: float = 0.0
 
 
-def score_pairs(
-    name: str | None,
-    path: Path | None,
-    each: int | None,
-    out: Path | None,
-    device: Where,
-    console: Console,
-    sees: Sees | None = None,
-) -> None:
-    """Scores all pairs, or the first `each` of every paradigm, that have no score in the folder yet, and writes the
-    results. `sees`: the way in which the model reads (default: that of its objective)."""
-    if each is not None and each < 1:
-        raise UserError(f"--each {each}: give a number of pairs above 0")
-    found = path or find_usual()
-    model = find_model(name, sees)
-    out = out or Path(RUNS) / summarize_model(model).name / f"pairs{f'-{sees}' if sees else ''}"
-    pairs = minimal.read_pairs(found)
-    if each is not None:
-        pairs = minimal.take_pairs(pairs, each)
+def score_pairs(wanted: RunPairs, console: Console) -> None:
+    """Scores all pairs, or the first ones of every paradigm, that have no score in the folder yet, and writes the
+    results."""
+    if wanted.each is not None and wanted.each < 1:
+        raise UserError(f"--each {wanted.each}: give a number of pairs above 0")
+    path, way = wanted.pairs or find_usual(), f"-{wanted.sees}" if wanted.sees else ""
+    model = find_model(wanted.model, wanted.sees)
+    out = wanted.out or Path(RUNS) / summarize_model(model).name / f"pairs{way}"
+    pairs = minimal.read_pairs(path)
+    if wanted.each is not None:
+        pairs = minimal.take_pairs(pairs, wanted.each)
     network = model.build_pretrained(predicts=True)
     checksum = compute_checksum(model.vocabulary, network.shape, network.state_dict())
-    begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(found)}"})
-    scorer = Scorer(network, model.vocabulary, choose_device(device, World()))
+    begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(path)}"})
+    scorer = Scorer(network, model.vocabulary, choose_device(wanted.device, World()))
     counts = minimal.Asked.from_pairs(pairs, scorer.cut_texts(minimal.list_sentences(pairs)), scorer.longest)
-    counts.require_telling(f"--pairs {found}")
-    asked = Questions(model, scorer, found, pairs, counts, begun, out, console)
-    print_part(console, f"model {model.name}; {len(pairs):,} pairs of {found}\nresults go to {out}")
+    counts.require_telling(f"--pairs {path}")
+    asked = Questions(model, scorer, path, pairs, counts, begun, out, console)
+    console.print(f"model {model.name}; {len(pairs):,} pairs of {path}\nresults go to {out}")
     for note in (*list_notes(model), *list_doubts(asked)):
-        print_part(console, note)
+        console.print(note)
     with locked(out / LOCK, f"--out {out}", BUSY):
         require_same(asked)
-        conclude(asked, score_missing(asked))
+        write_results(asked, score_missing(asked))
 
 
 def find_usual() -> Path:
@@ -163,7 +171,7 @@ def score_missing(asked: Questions) -> Array:
     total, done = len(asked.pairs), sum(len(part) for place, part in parts.items() if place not in left)
     progress, begin = StepProgress(asked.console, "pairs", "", total, done), time.monotonic()
     if done:
-        print_part(asked.console, f"{done:,} of {total:,} pairs are scored already")
+        asked.console.print(f"{done:,} of {total:,} pairs are scored already")
     asked.scored_now = total - done
     try:
         with progress.show():
@@ -202,7 +210,7 @@ def read_scores(path: Path, pairs: Sequence[minimal.Pair]) -> Array:
     return scores
 
 
-def conclude(asked: Questions, scores: Array) -> None:
+def write_results(asked: Questions, scores: Array) -> None:
     """Writes and prints the results."""
     out, scored, right = asked.out, minimal.are_scored(scores), minimal.are_right(scores)
     groups_of_pairs = [(pair.phenomenon, pair.paradigm) for pair in asked.pairs]
@@ -242,7 +250,7 @@ def conclude(asked: Questions, scores: Array) -> None:
     groups = group_scores(result, called)
     warnings = draw(out / CHART, lambda: draw_pairs(result, groups))
     for part in (*warnings, *build_summary(result, groups, asked.counts, out)):
-        print_part(asked.console, part)
+        asked.console.print(part)
 
 
 def make_group_score(tally: minimal.Tally) -> GroupScore:

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from data_prep.common.errors import quote
 from data_prep.common.files import replaced_name, write_json
@@ -82,7 +82,7 @@ def describe_outcome(result: RunResult) -> str:
     return f"{describe(result, result.metric)}{took}{doubt}"
 
 
-def conclude(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
+def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
     """Moves the best run's model and predictions beside the runs, and writes the results of the task; `data` identifies
     the items that its runs were begun with."""
     remove_worse_models(folder)
@@ -213,8 +213,3 @@ def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, st
         yield name, format_percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
     if rest := [format_percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
         yield f"and {len(rest)} more, {rest[0]} to {rest[-1]}", "", "", ""
-
-
-def print_part(console: Console, part: RenderableType) -> None:
-    """Prints a line as it is, or a table."""
-    console.print(part, markup=False, highlight=False)

@@ -31,25 +31,15 @@ from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
-from finetuning.model.models import RUNS, find_model, find_order, get_fine_tuned_head, list_notes, summarize_model
-from finetuning.results import PLAN, RESULTS, RunResult
+from finetuning.results import PLAN, RESULTS
 from finetuning.running import search
-from finetuning.running.base import Base, Run
-from finetuning.running.outputs import compute_model_outputs, list_layout_overrides
-from finetuning.session import workers
+from finetuning.running.base import RUNS, Base, Run, find_model, find_order, list_notes, summarize_model
+from finetuning.running.folders import refuse_without_class
+from finetuning.running.outputs import list_layout_overrides
+from finetuning.session import report, workers
 from finetuning.session.charts import draw_task
-from finetuning.session.fit import list_doubts_of_fit, refuse_without_class, require_fit
 from finetuning.session.flags import TuningFlags
-from finetuning.session.look import look
-from finetuning.session.report import (
-    build_plan,
-    build_summary,
-    conclude,
-    describe_outcome,
-    print_part,
-    read_all_results,
-    write_results,
-)
+from finetuning.session.item_checks import check_items
 from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
@@ -84,7 +74,7 @@ class Session:
 
     def __init__(self, flags: TuningFlags, overrides: Sequence[str], ending: Ending) -> None:
         self.flags, self.overrides, self.ending = flags, overrides, ending
-        self.console = open_console(soft_wrap=True)
+        self.console = open_console(soft_wrap=True, markup=False)
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
         self.leads = self.world.rank == 0 and not workers.get_worker_number()
@@ -104,7 +94,7 @@ class Session:
             ]
         self._share_machine(device)
         if self.flags.check:
-            for part in build_plan(self.runs, self.settings, self.sharing, self.memory):
+            for part in report.build_plan(self.runs, self.settings, self.sharing, self.memory):
                 self._print(part)
         else:
             self._work(device)
@@ -114,16 +104,16 @@ class Session:
         """Reads the model, the settings and the tasks; raises UserError on any fault."""
         refuse_without_class(self.flags.model)
         self.model = find_model(self.flags.model, self.flags.sees)
-        self.backward = find_model(self.flags.backward) if self.flags.backward else None
+        backward = find_model(self.flags.backward) if self.flags.backward else None
+        self.base = Base(self.model, self.flags.from_scratch, backward)
         recipe = self._read_settings(device)
         self._read_tasks()
-        self._list_runs()
         self._print(f"model {self.model.name}; recipe {recipe}\nresults go to {self.out}")
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
-        for note in (*list_notes(self.model), *list_doubts_of_fit(self.settings, self.model, self.backward), *of_tasks):
+        for note in (*list_notes(self.model), *self.base.list_doubts(self.settings), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
-            for line in look(task, trains=not self.flags.evaluate):
+            for line in check_items(task, trains=not self.flags.evaluate):
                 self._print(f"{task.name}: {line}")
 
     def _read_settings(self, device: Literal["cpu", "cuda"]) -> str:
@@ -138,11 +128,10 @@ class Session:
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
-        require_fit(self.settings, model, self.backward, flags.from_scratch)
+        self.base.require_fit(self.settings)
         if flags.evaluate and self.settings.features.layers:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
-        names = [summarize_model(each).name for each in (model, self.backward) if each is not None]
-        title = "+".join(names) + "-from-scratch" * flags.from_scratch
+        title = "+".join(summarize_model(each).name for each in self.base.models) + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
         for flag in ("data", "model", "backward"):
             read = getattr(flags, flag, None)
@@ -151,28 +140,25 @@ class Session:
         return recipe
 
     def _read_tasks(self) -> None:
-        """Reads the files of all tasks; refuses repeated tasks, and a trained model of other labels."""
+        """Reads the files of all tasks, and lists their runs; refuses repeated tasks, a trained model of other labels,
+        and runs of other settings in the tasks' folders."""
         with pause_collection():
             trained = self.model.head if self.flags.evaluate else None
             self.tasks = self.flags.open_tasks(Setup(Cutter(self.model.vocabulary), self.settings, trained))
         names = [task.name for task in self.tasks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
-        for task in self.tasks if self.flags.evaluate else ():
-            if task.answer_without_model() is None:
-                find_order(task.head, get_fine_tuned_head(self.model), self.model.name)
-
-    def _list_runs(self) -> None:
-        """Lists the runs of all tasks; runs of other settings in their folders are refused."""
-        self.base = Base(self.model, self.flags.from_scratch, self.backward)
         self.runs = {}
         for task in self.tasks:
-            trains = not self.flags.evaluate and task.answer_without_model() is None
+            asks_model = task.answer_without_model() is None
+            if asks_model and self.flags.evaluate:
+                find_order(task.head, self.model)
+            trains = asks_model and not self.flags.evaluate
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)
             self.runs[task.name] = runs
 
     def _work(self, device: torch.device) -> None:
-        """Does all runs, and concludes."""
+        """Does all runs, and writes their results."""
         with contextlib.ExitStack() as stack:
             control = stack.enter_context(Control(self.world, parse_time_limit(self.flags.time_limit)))
             with shared_errors():
@@ -196,7 +182,7 @@ class Session:
                     self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
-                        self._conclude()
+                        self._write_results()
 
     def _share_machine(self, device: torch.device) -> None:
         """Decides the number of runs at a time. All ranks call it together."""
@@ -223,20 +209,16 @@ class Session:
                     context = replace(context, run=name)
                 torch.set_num_threads(self.sharing.threads)  # the run before may have had others
                 begun = time.monotonic()
-                result = self._make_run(run, context)
+                if run.trains:
+                    result = search.train(run, self.base, context, self._epochs_after(run))
+                else:
+                    result = search.score(run, self.model, context)
             if self.world.rank == 0:  # who alone knows the scores of a run that trains nothing; also in workers
                 left = self._describe_left(run, max(time.monotonic() - begun, result.seconds or 0.0))
-                print_part(self.console, f"{name}  {describe_outcome(result)}{left}")
+                self.console.print(f"{name}  {report.describe_outcome(result)}{left}")
             if self.leads:
                 search.remove_worse_models(run.folder.parent)
             gc.collect()
-
-    def _make_run(self, run: Run, context: Context) -> RunResult:
-        """Does one run."""
-        if run.trains:
-            return search.train(run, self.base, context, self._epochs_after(run))
-        outputs = run.task.answer_without_model() or compute_model_outputs(run.task, self.model, run.settings, context)
-        return search.score(run, outputs, context)
 
     def _epochs_after(self, run: Run) -> float:
         """Estimates the epochs of the other unfinished runs of the task, divided by the runs at a time."""
@@ -248,15 +230,18 @@ class Session:
         after = self._epochs_after(run)
         return f"\n  {duration(seconds / run.settings.epochs * after)} left for {run.task.name}" if after else ""
 
-    def _conclude(self) -> None:
+    def _write_results(self) -> None:
         """Writes, draws and prints the results of all tasks."""
-        results = [conclude(task, self.out / task.name, self.runs[task.name][0].begun.data) for task in self.tasks]
-        every = read_all_results(results, self.out, self.base.identity)
-        write_results(every, self.out)
+        results = [
+            report.write_task_results(task, self.out / task.name, self.runs[task.name][0].begun.data)
+            for task in self.tasks
+        ]
+        every = report.read_all_results(results, self.out, self.base.identity)
+        report.write_results(every, self.out)
         for task, result in zip(self.tasks, results, strict=True):
             for warning in draw_task(task, self.out / task.name, result):
                 self._print(warning)
-        for part in build_summary(results, self.out, every):
+        for part in report.build_summary(results, self.out, every):
             self._print(part)
         self.flags.finish(self.out, self.tasks, self.console)
         if lost := [result.task for result in results if result.best is None]:
@@ -265,4 +250,4 @@ class Session:
     def _print(self, what: RenderableType) -> None:
         """Prints a line or a table, once for all processes."""
         if self.leads:
-            print_part(self.console, what)
+            self.console.print(what)

@@ -16,8 +16,7 @@ import torch
 
 from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer
 from benchmarks.fine_tuning_scores import CPU, one_process, open_task, standardize_labels
-from finetuning.model.models import find_model
-from finetuning.running.base import Base, Run
+from finetuning.running.base import Base, Run, find_model
 from finetuning.running.batches import TrainingBatches
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.sentences import SentenceTask
@@ -88,7 +87,7 @@ def our_losses(trial: Trial) -> list[float]:
     with one_process() as context, tempfile.TemporaryDirectory() as folder:
         run = NotedRun(Run(trial.task, trial.settings, Path(folder)), base, context)
         run.losses = []
-        run.train(lambda *_: None)
+        run.train()
         run.close()
     return run.losses
 

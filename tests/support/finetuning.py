@@ -264,7 +264,7 @@ def kill_at(step: int, run: str = "") -> None:
 
     def after_step_or_die(self: loop.Tuner) -> None:
         after_step(self)
-        if self.state.step == step and run in self.folder.name:
+        if self.state.step == step and run in self.run.folder.name:
             os.kill(os.getpid(), signal.SIGKILL)
 
     put(loop.Tuner, "after_step", after_step_or_die)

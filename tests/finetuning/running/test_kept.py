@@ -22,7 +22,7 @@ from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.ragged import Ragged
 from finetuning.running import kept
 from finetuning.running.batches import make_evaluation_batches, pack
-from finetuning.running.kept import FOLDER, Keeper, KeptItems
+from finetuning.running.kept import FOLDER, ActivationCache, KeptItems
 from finetuning.settings import Features
 from pretraining.architectures.weights import Kind
 from pretraining.engine.step import GivenUpError
@@ -57,7 +57,7 @@ class Kept:
         self, items: Items, model: FeatureModel, limit: float = 1.0, dtype: torch.dtype = torch.float32
     ) -> tuple[Items, list[str]]:
         said: list[str] = []
-        keeper = Keeper(model.frozen, dtype, self.folder, limit, self.context, said.append)
+        keeper = ActivationCache(model.frozen, dtype, self.folder, limit, self.context, said.append)
         return keeper.keep({"train": items})["train"], said
 
     @property

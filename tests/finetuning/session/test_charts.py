@@ -25,7 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from finetuning.results import RunResult
 from finetuning.session import charts
-from finetuning.session.look import Measured
+from finetuning.session.item_checks import Measured
 from finetuning.tasks.scores import describe_classes, tally
 from finetuning.tasks.task import Lengths
 from pretraining.reporting import figures

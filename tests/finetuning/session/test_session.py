@@ -28,9 +28,9 @@ from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
-from finetuning.model.models import find_model, summarize_model
 from finetuning.results import BEGUN, PREDICTIONS, RESULTS, Begun, RunResult, TaskResult
 from finetuning.running import records
+from finetuning.running.base import find_model, summarize_model
 from finetuning.session import workers
 from finetuning.session.report import (
     build_summary,

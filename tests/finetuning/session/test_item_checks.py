@@ -16,7 +16,7 @@ from support.squad import article, item, write_squad
 from support.tasks import CUTTER, VOCABULARY
 
 from data_prep.common.files import write_json
-from finetuning.session.look import SAMPLE, look
+from finetuning.session.item_checks import SAMPLE, check_items
 from finetuning.tasks.sentences import SentenceItems, SentenceTask
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import WEIGHTS
@@ -87,7 +87,7 @@ def test_of_long_splits_the_lengths_of_a_sample_are_told_as_such() -> None:
     texts = [f"a premise of {number} words" for number in range(40_000)]
     items = SentenceItems(CUTTER, 16, (texts, texts), np.arange(40_000)[:, None] % 3)
     head = TaskHead("classes", ("a", "b", "c"))
-    said = list(look(SentenceTask("own", head, "accuracy", ("accuracy",), ("text", "other"), {"train": items})))
+    said = list(check_items(SentenceTask("own", head, "accuracy", ("accuracy",), ("text", "other"), {"train": items})))
     assert f"{SAMPLE:,} of train, a sample (100.0%;" in said[-1]
 
 

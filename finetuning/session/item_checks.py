@@ -1,4 +1,4 @@
-"""A look at the items of a task before training: counts, repetitions, empty and long texts, in a few lines.
+"""Checks of the items of a task before training: counts, repetitions, empty and long texts, in a few lines.
 
 It takes a second or two for files of any size: texts are compared by their hashes, and long splits are sampled for
 lengths.
@@ -25,7 +25,7 @@ FEW = 2
 """With fewer items per class on average, the labels are probably not classes."""
 
 
-def look(task: Task, trains: bool = True) -> Iterator[str]:
+def check_items(task: Task, trains: bool = True) -> Iterator[str]:
     """Yields lines on the training items, if it `trains`, and on the scored items."""
     splits = {split: task.describe_split(split) for split in (*["train"] * trains, *task.dev)}
     if counts := {split: seen.counts for split, seen in splits.items() if seen.counts}:
@@ -164,14 +164,14 @@ def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
     told: dict[str, list[str]] = defaultdict(list)
     for split, seen in splits.items():
         for measured in measure(seen):
-            over = measured.pieces[measured.pieces > measured.lengths.limit]
-            if not measured.lengths.cuts or not len(over):
+            cut = measured.pieces[measured.pieces > measured.lengths.limit]
+            if not measured.lengths.cuts or not len(cut):
                 continue
             total, longest = measured.pieces.sum(), measured.pieces.max()
-            share, lost = len(over) / len(measured.pieces), np.sum(over - measured.lengths.limit) / total
+            share, lost = len(cut) / len(measured.pieces), np.sum(cut - measured.lengths.limit) / total
             what = f"{measured.lengths.what} longer than {measured.lengths.setting} = {measured.lengths.limit}"
             told[what].append(
-                f"{len(over):,} of {len(measured.pieces):,} of {split}{', a sample' * measured.is_sample} "
+                f"{len(cut):,} of {len(measured.pieces):,} of {split}{', a sample' * measured.is_sample} "
                 f"({_format_share(share)}; {_format_share(lost)} of all pieces; the longest has {longest:,})"
             )
     for what, said in told.items():

@@ -26,11 +26,11 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from finetuning.model.models import (
+from finetuning.running.base import (
     find_model,
     find_newest_export,
+    find_order,
     list_notes,
-    order_outputs,
     read_fine_tuned,
     summarize_model,
 )
@@ -66,7 +66,7 @@ def test_a_folder_of_transformers(bert: Path) -> None:
     (bert / "modules.json").write_text("[]")  # as in the folder of a sentence model
     (note,) = list_notes(find_model(str(bert)))
     assert "modules.json, 1_Pooling/" in note
-    assert f"{bert}: not fine-tuned for a task" in refusal(read_fine_tuned, model)
+    assert f"{bert}: not fine-tuned for a task" in refusal(read_fine_tuned, model, MNLI)
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForQuestionAnswering])
@@ -79,7 +79,7 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
     assert model.head is not None
     assert name_class(model.shape, model.head) == kind.__name__
     assert ("pooler.weight" in model.encoder) == model.head.has_pooler
-    weights, notes = read_fine_tuned(model)
+    weights, notes = read_fine_tuned(model, model.head)
     assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.encoder)
     assert notes == ()
 
@@ -240,20 +240,20 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     assert torch.allclose(ours, given[[2, 0, 1]], atol=1e-5)
 
 
+def named_model(head: TaskHead) -> Any:
+    return SimpleNamespace(name="a/model", head=head)
+
+
 def test_names_that_nobody_has_given_are_taken_in_order() -> None:
-    weights = task_weights(MNLI)
     generic = replace(MNLI, labels=("LABEL_0", "LABEL_1", "LABEL_2"))
-    found, (note,) = order_outputs(MNLI, generic, weights, "a/model")
-    assert same(found, weights)
+    order, (note,) = find_order(MNLI, named_model(generic))
+    assert order is None
     assert note == (
         "a/model has the labels LABEL_0, LABEL_1, LABEL_2, the task has contradiction, entailment, neutral: "
         "taken in this order"
     )
     for kind in ("score", "choice", "spans"):
-        head, weights = HEADS[kind], task_weights(HEADS[kind])
-        found, notes = order_outputs(head, head, weights, "a/model")
-        assert same(found, weights)
-        assert notes == ()
+        assert find_order(HEADS[kind], named_model(HEADS[kind])) == (None, ())
 
 
 @pytest.mark.parametrize(
@@ -266,4 +266,4 @@ def test_names_that_nobody_has_given_are_taken_in_order() -> None:
     ],
 )
 def test_other_labels_are_refused(has: TaskHead, message: str) -> None:
-    assert message in refusal(order_outputs, MNLI, has, task_weights(has), "a/model")
+    assert message in refusal(find_order, MNLI, named_model(has))
