@@ -17,7 +17,7 @@ from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Dtype, Phase, Recipe, list_divisors
 from pretraining.mesh.cuts import find_crossing
-from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, NodeNetwork
+from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, NodeNetwork
 from pretraining.planning.memory import Room
 from pretraining.planning.plan import STAGES, Plan, Target, name_numbers, plan_phase
 
@@ -114,8 +114,7 @@ def make_cluster(
     products = gpu.products
     if dtype == "fp32":
         products = gpu.products / 2 if tf32 else gpu.products_fp32
-    device = Device(REACH * products, OF_DATASHEET * gpu.bandwidth)
-    return Cluster(device, nodes, per_node, gpu.link, network)
+    return Cluster(REACH * products, OF_DATASHEET * gpu.bandwidth, nodes, per_node, gpu.link, network)
 
 
 def make_target(
