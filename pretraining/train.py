@@ -48,7 +48,7 @@ from pretraining.checkpoint.record import RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.planning.machines import check_fit, check_names, check_numbers, make_target, split_ranks
+from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
@@ -155,10 +155,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
 
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
     """Reads the recipe for so many ranks, and what is known of the data; all faults of them and of flags at once."""
-    names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
     *_, (recipe, manifest, _) = check_all(
-        lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
-        lambda: check_names(wanted.gpu, wanted.network),
+        lambda: check_options(**{name: getattr(wanted, name) for name in FOR_PLANS}),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),

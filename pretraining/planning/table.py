@@ -11,6 +11,7 @@ from rich.text import Text
 
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
+from pretraining.config.settings import Phase
 from pretraining.objectives.declaration import num_parameters
 from pretraining.planning.cost import StepTime
 from pretraining.planning.plan import PhasePlan, Plan, Target, name_numbers, sum_known
@@ -33,16 +34,16 @@ def render_plan(plan: Plan) -> RenderableType:
     return Group(_describe_model(plan.target), "", _phase_table(plan), "", _memory_table(plan), "", *notes, *warning)
 
 
-def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
-    """Renders the plans of a cluster: memory, the ZeRO stages, and the parts of a step's time."""
+def render_cluster(plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
+    """Renders the plans of a cluster, first that of the recipe's ZeRO stage: memory, and the parts of a step's time."""
     own, parts = plans[0], list[RenderableType]()
-    for number in range(len(target.recipe.phases)):
-        parts += [_needs_table(target, number), ""]
+    for phase in own.target.recipe.phases:
+        parts += [_needs_table(own.target, phase), ""]
     parts += [_stage_table(plans, hour_price), ""]
     if own.fits:
         bars = (f"{planned.phase.name:<12} {_draw_bar(planned.step)}" for planned in own.phases if planned.step)
         legend = " " * 13 + "  ".join(f"{PARTS[name]} {name}" for name in _list_parts(own))
-        parts += [f"{_name_stage(target, own.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
+        parts += [f"{_name_stage(own.target, own.target.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
         parts += [*_advise(plans), ""]
     return Group(*parts)
 
@@ -113,8 +114,8 @@ def _memory_table(plan: Plan) -> Table:
     return _make_table([title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed"], rows)
 
 
-def _name_stage(target: Target, zero: int) -> str:
-    return f"ZeRO {zero}" + " (this recipe)" * (zero == target.recipe.parallel.zero)
+def _name_stage(own: Target, zero: int) -> str:
+    return f"ZeRO {zero}" + " (this recipe)" * (zero == own.zero)
 
 
 def _format_learning_rates(schedule: PhaseSchedule) -> str:
@@ -146,28 +147,27 @@ def _format_gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f}" if size >= 1e10 else f"{size / 1e9:.2f}"
 
 
-def _needs_table(target: Target, number: int) -> Table:
+def _needs_table(target: Target, phase: Phase) -> Table:
     """Makes a table of a rank's memory in a phase, by ZeRO stage and micro-batch."""
-    phase, rows = target.recipe.phases[number], []
-    sizes = _choose_sizes(target, number)
-    for zero in target.stages:
-        needed = [target.bytes_needed(phase, zero, size) for size in sizes]
+    sizes, rows = _choose_sizes(target, phase), []
+    for other in target.stages:
+        needed = [other.bytes_needed(phase, size) for size in sizes]
         cells = (f"{each / 1e9:,.1f}" + ("" if each <= target.room.usable else " !") for each in needed)
-        rows.append([_name_stage(target, zero), f"{target.plan_memory(zero).device / 1e9:,.1f}", *cells])
+        rows.append([_name_stage(target, other.zero), f"{other.plan_memory().device / 1e9:,.1f}", *cells])
     return _make_table([f"{phase.name}: GB a GPU", "state", *(f"micro-batch {size}" for size in sizes)], rows)
 
 
-def _choose_sizes(target: Target, number: int) -> list[int]:
+def _choose_sizes(target: Target, phase: Phase) -> list[int]:
     """Chooses micro-batches around the largest that fits under any stage, at least a factor of two apart."""
-    phase, spaced = target.recipe.phases[number], list[int]()
+    spaced = list[int]()
     for size in target.sizes(phase):
         if not spaced or size >= 2 * spaced[-1]:
             spaced.append(size)
-    fitting = [size for size in spaced if any(target.fits(phase, zero, size) for zero in target.stages)]
+    fitting = [size for size in spaced if any(other.fits(phase, size) for other in target.stages)]
     return spaced[max(0, len(fitting) - COLUMNS + 1) :][:COLUMNS]
 
 
-def _stage_table(plans: Iterable[Plan], hour_price: float | None) -> Table:
+def _stage_table(plans: Sequence[Plan], hour_price: float | None) -> Table:
     """Makes a table of the fastest micro-batches of every ZeRO stage."""
     columns, rows = ["micro x accumulated", "GB a GPU", "sequences/s", "efficiency"], []
     for plan in plans:
@@ -175,14 +175,14 @@ def _stage_table(plans: Iterable[Plan], hour_price: float | None) -> Table:
         if plan.fits:
             cells = [list(column) for column in zip(*(_list_choice(plan, each) for each in plan.phases), strict=True)]
         total = [_format_duration(plan.seconds), _format_price(plan, hour_price)] if plan.fits else ["", ""]
-        rows.append([_name_stage(plan.target, plan.zero), *map("\n".join, cells), *total])
+        rows.append([_name_stage(plans[0].target, plan.target.zero), *map("\n".join, cells), *total])
     return _make_table(["fastest of each", *columns, "time", "cost"], rows)
 
 
 def _list_choice(plan: Plan, planned: PhasePlan) -> tuple[str, ...]:
     return (
         f"{planned.micro_batch} x {planned.accumulation}",
-        f"{plan.target.bytes_needed(planned.phase, plan.zero, planned.micro_batch) / 1e9:,.1f}",
+        f"{plan.target.bytes_needed(planned.phase, planned.micro_batch) / 1e9:,.1f}",
         f"{planned.phase.batch / planned.step_seconds:,.0f}",
         f"{planned.efficiency:.1%}",
     )
@@ -199,7 +199,7 @@ def _advise(plans: Sequence[Plan]) -> Iterator[str]:
 
 def _write_flags(plan: Plan) -> str:
     sizes = (f"--phases.{number}.micro_batch {planned.micro_batch}" for number, planned in enumerate(plan.phases))
-    return f"--parallel.zero {plan.zero} {' '.join(sizes)}"
+    return f"--parallel.zero {plan.target.zero} {' '.join(sizes)}"
 
 
 def _step_table(plan: Plan) -> Table:
