@@ -48,26 +48,17 @@ def measure_sequences(
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
     sets = [shards for shards in figures if shards.length == stored and not shards.validation]
-    examples = sum(shards.examples for shards in sets)
-    objective, flops_of_prediction = objective or find_objective(shape), count_step_flops(shape, [], 1)
-    if not examples:
-        predictions = objective.predictions(length, PREDICTED_SHARE * length, done)
-        flops = count_step_flops(shape, [length], 0) + flops_of_prediction * predictions
-        return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
-    counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
-    sizes = np.minimum(np.arange(len(counts)), length)
-    pieces = int(np.dot(counts, sizes))
-    masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
-    predictions = float(np.dot(counts, objective.predictions(sizes, masked_share * sizes, done)))
-    flops = sum(count * count_step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
-    return SequenceStatistics(
-        examples=examples / len(sets),
-        duplicates=len(sets),
-        pieces=pieces / examples,
-        predictions=predictions / examples,
-        flops=(flops + flops_of_prediction * predictions) / examples,
-        stored=stored,
-    )
+    counts, sizes, masked_share = [1], np.array([length]), PREDICTED_SHARE
+    if examples := sum(shards.examples for shards in sets):
+        counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
+        sizes = np.minimum(np.arange(len(counts)), length)
+        masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
+    predicted = (objective or find_objective(shape)).predictions(sizes, masked_share * sizes, done)
+    sums = int(np.dot(counts, sizes)), float(np.dot(counts, predicted))
+    flops = sum(count * count_step_flops(shape, [int(size)], 0) for size, count in zip(sizes, counts, strict=True))
+    flops += count_step_flops(shape, [], 1) * sums[1]
+    averages = (total / (examples or 1) for total in (*sums, flops))
+    return SequenceStatistics(examples / max(len(sets), 1), len(sets), *averages, stored)
 
 
 def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:
