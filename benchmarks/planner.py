@@ -22,7 +22,6 @@ from benchmarks.measure import read_recipe_command
 from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.config.overrides import load_recipe_and_data
-from pretraining.config.settings import Recipe
 from pretraining.planning import machines
 from pretraining.planning.table import render_cluster, render_scale
 
@@ -60,8 +59,9 @@ def main(arguments: list[str]) -> int:
         lambda: machines.check_options(**{name: getattr(settings, name) for name in CHECKED}),
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
-    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
-    target = machines.make_target(choose_micro_batches(recipe), manifest, *cluster, settings.gpu_memory)
+    phases = tuple(phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases)
+    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network, settings.gpu_memory)
+    target = machines.make_target(recipe.model_copy(update={"phases": phases}), manifest, *cluster)
     machines.check_batches(recipe, settings.nodes, settings.gpus_per_node)
     console.print(f"{settings.recipe.stem} on {target.where}\n")
     plans = [machines.find_fastest(each) for each in (target, *machines.list_other_stages(target))]
@@ -69,12 +69,6 @@ def main(arguments: list[str]) -> int:
     machines.check_fit(target)
     console.print(render_scale(machines.plan_sizes(target), settings.price_per_gpu_hour))
     return 0
-
-
-def choose_micro_batches(recipe: Recipe) -> Recipe:
-    """Returns the recipe with automatic micro-batches."""
-    phases = [phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases]
-    return recipe.model_copy(update={"phases": type(recipe.phases)(phases)})
 
 
 if __name__ == "__main__":

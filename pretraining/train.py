@@ -111,9 +111,9 @@ def main(arguments: list[str]) -> int:
     console = open_console()
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
-        if wanted.check:
+        if wanted.check and world.rank == 0:
             check(wanted, overrides, world, console)
-        else:
+        elif not wanted.check:
             tasks = missing_tasks(os.environ, world)
             if tasks:
                 said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
@@ -132,36 +132,29 @@ def record_early(out: Path | None, ending: Ending) -> None:
 
 
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:
-    """Prints the plan of the run."""
-    if world.rank == 0:
-        ranks = world.size if wanted.ranks is None else wanted.ranks
-        recipe, manifest = read_plan(wanted, overrides, ranks)
-        _, notes = read_sample(recipe, manifest, wanted.data)
-        if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
-            raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
-        throughput, memory = wanted.pieces_per_second, wanted.gpu_memory
-        if wanted.gpu is None:
-            readers = max(1, ranks // recipe.parallel.tensor)
-            plan = plan_run(recipe, manifest, readers, throughput, memory, here=ranks == world.size)
-        else:
-            nodes, each = split_ranks(ranks, wanted.gpus_per_node)
-            target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
-            plan = build_plan(replace(target, pieces_per_second=throughput))
-        console.print(render_plan(plan))
-        console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-        if wanted.gpu is not None:
-            check_fit(plan.target)
-
-
-def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
-    """Reads the recipe for so many ranks, and what is known of the data; all faults of them and of flags at once."""
+    """Prints the plan of the run, or all faults of its recipe, its data and the flags at once."""
+    ranks = world.size if wanted.ranks is None else wanted.ranks
     *_, (recipe, manifest, _) = check_all(
         lambda: check_options(**{name: getattr(wanted, name) for name in FOR_PLANS}),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
-    return recipe, manifest
+    _, notes = read_sample(recipe, manifest, wanted.data)
+    throughput, memory = wanted.pieces_per_second, wanted.gpu_memory
+    if wanted.gpu is not None:
+        nodes, each = split_ranks(ranks, wanted.gpus_per_node)
+        target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
+        plan = build_plan(replace(target, pieces_per_second=throughput))
+    elif wanted.network or wanted.gpus_per_node:
+        raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
+    else:
+        readers = max(1, ranks // recipe.parallel.tensor)
+        plan = plan_run(recipe, manifest, readers, throughput, memory, here=ranks == world.size)
+    console.print(render_plan(plan))
+    console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
+    if wanted.gpu is not None:
+        check_fit(plan.target)
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective
@@ -63,16 +62,6 @@ WITHIN = 3.4e-6
 PUBLISHED = (0.83, 1.88)
 """Lowest and highest ratio of published to modelled time among the series of benchmarks/published.toml; each model is
 fitted without the series' source (tests/benchmarks/test_published.py). The spread comes mostly from software."""
-
-
-def describe_range(seconds: float, by_clock: float) -> str:
-    """Describes the range of a plan's time: of `seconds` that follow from the speed, and of seconds by the clock."""
-    least, most = PUBLISHED
-    said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
-    if not seconds:
-        return f"the clock ends it, after as many fewer or more steps: {said}"
-    low, high = (duration(times * seconds + by_clock) for times in (least, most))
-    return f"from {low} to {high}: {said}"
 
 
 class NodeNetwork(NamedTuple):

@@ -96,7 +96,7 @@ def _check_number(name: str, value: float | None) -> None:
 def find_gpu(name: str) -> Gpu:
     """Finds the GPU of this name; raises UserError if it is unknown."""
     if name.lower() not in GPUS:
-        raise UserError(f"--gpu {name}: unknown{_suggest(name, GPUS)}; there is {', '.join(GPUS)}")
+        raise UserError(f"--gpu {_describe_unknown(name, GPUS)}")
     return GPUS[name.lower()]
 
 
@@ -105,17 +105,16 @@ def find_network(name: str) -> NodeNetwork:
     match = re.fullmatch(r"(\w+?)(?:x(\d{1,2}))?", name.lower())
     kind, count = (match[1], int(match[2] or 1)) if match else ("", 0)
     if kind not in LINKS or not count:
-        raise UserError(
-            f"--network {name}: unknown{_suggest(name, LINKS)}; there is {', '.join(LINKS)}, with the ports of a node "
-            "after an x, as in hdr200x8"
-        )
+        said = _describe_unknown(name, LINKS)
+        raise UserError(f"--network {said}, with the ports of a node after an x, as in hdr200x8")
     bandwidth, latency = LINKS[kind]
     return NodeNetwork(name.lower(), count * bandwidth, latency)
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def _describe_unknown(name: str, known: Iterable[str]) -> str:
     close = [each for each in known if each.startswith(name.lower())] or get_close_matches(name.lower(), known, 1)
-    return f", did you mean {close[0]}?" if close else ""
+    meant = f", did you mean {close[0]}?" if close else ""
+    return f"{name}: unknown{meant}; there is {', '.join(known)}"
 
 
 def make_cluster(
@@ -284,7 +283,7 @@ def list_cures(target: Target, number: int) -> Iterator[str]:
 
 def _find_sharing(target: Target) -> Iterator[str]:
     """Finds the fewest ranks that could share a model so that the plan fits, within a node."""
-    shape, ranks = target.shape, target.ranks * target.tensor
+    shape, ranks = target.shape, target.all_ranks
     for tensor in list_divisors(target.cluster.per_node if target.cluster else PER_NODE):
         if tensor <= target.tensor or ranks % tensor or math.gcd(shape.heads, shape.intermediate) % tensor:
             continue

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from data_prep.common.progress import duration
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
@@ -61,6 +62,11 @@ class Target:
         return self.recipe.parallel.tensor
 
     @property
+    def all_ranks(self) -> int:
+        """All ranks, with those that share a model."""
+        return self.ranks * self.tensor
+
+    @property
     def zero(self) -> int:
         """The ZeRO stage."""
         return self.recipe.parallel.zero
@@ -78,10 +84,6 @@ class Target:
     def shape_in(self, phase: Phase) -> Shape:
         """Computes the sizes of the model in a phase, with its heads."""
         return self.recipe.in_phase(phase).shape(self.manifest)
-
-    def statistics(self, phase: Phase) -> SequenceStatistics:
-        """Measures the average sequence of a phase."""
-        return measure_phase(self.recipe, phase, self.shape_in(phase), self.manifest)
 
     def change_section(self, section: str, **values: Any) -> Target:
         """Returns the run with other values in a section of its recipe."""
@@ -114,7 +116,7 @@ class Target:
 
     def find_work(self, phase: Phase, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
         """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
-        shape, average = self.shape_in(phase), self.statistics(phase)
+        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.manifest)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
         return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
@@ -190,11 +192,11 @@ class Plan:
     @property
     def activations(self) -> memory.Activations:
         """Activations of the phase that needs the most, with the usual number of predictions in full sequences."""
-        target, found = self.target, list[memory.Activations]()
-        for phase, size in ((each.phase, each.micro_batch) for each in self.phases):
-            full = measure_phase(target.recipe, phase, target.shape_in(phase), None)
-            usual = replace(target.heaviest(phase), predictions=full.predictions)
-            found.append(usual.plan(size, target.room.on_cpu))
+        target, found = self.target, []
+        for each in self.phases:
+            full = measure_phase(target.recipe, each.phase, None)
+            usual = replace(target.heaviest(each.phase), predictions=full.predictions)
+            found.append(usual.plan(each.micro_batch, target.room.on_cpu))
         return max(found, key=lambda activations: activations.kept)
 
     @property
@@ -206,7 +208,12 @@ class Plan:
     def range(self) -> str:
         """Range of the time on the cluster, from comparisons of the model with published runs."""
         by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
-        return cost.describe_range((self.seconds or 0.0) - by_clock, by_clock)
+        least, most = cost.PUBLISHED
+        said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
+        if by_speed := (self.seconds or 0.0) - by_clock:
+            low, high = (duration(times * by_speed + by_clock) for times in cost.PUBLISHED)
+            return f"from {low} to {high}: {said}"
+        return f"the clock ends it, after as many fewer or more steps: {said}"
 
     @property
     def step_seconds(self) -> float:
@@ -237,7 +244,8 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     one rank and the share of useful operations.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
-    statistics, speed, step, efficiency = target.statistics(phase), None, None, 1.0
+    statistics = measure_phase(target.recipe, phase, target.manifest)
+    speed, step, efficiency = None, None, 1.0
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     if target.pieces_per_second is not None:
         speed = target.pieces_per_second / statistics.pieces / phase.batch
@@ -247,8 +255,7 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
         efficiency = cost.find_efficiency(target.cluster, *own, accumulation, whole)
         speed = 1 / step.total
     elif target.flops_per_second is not None:
-        ranks = target.ranks * target.tensor
-        speed = ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
+        speed = target.all_ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
     steps: float | None = schedule.steps
     seconds = None if steps is None or speed is None else steps / speed
     if steps is None:  # by the clock
@@ -296,9 +303,9 @@ MEGATRON = (72, 3072, 512, 15.1)
 def _name_flops(target: Target, planned: PhasePlan) -> str:
     """Names the speed in PFLOP/s as Megatron-LM counts it: with what is computed again, and all pairs of attention."""
     shape = target.shape_in(planned.phase)
-    average = measure_phase(target.recipe, planned.phase, shape.change_learning(sees="both"), target.manifest)
+    average = measure_phase(target.recipe, planned.phase, target.manifest, shape.change_learning(sees="both"))
     again = 4 / 3 if target.recipe.compute.checkpoint_activations else 1.0
-    flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.ranks * target.tensor
+    flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.all_ranks
     published = (shape.layers, shape.hidden, ranks) == MEGATRON[:3] and "v100" in target.where
     beside = f"; Megatron-LM published {MEGATRON[3]} for this model on {ranks} V100" if published else ""
     return f"{planned.phase.name}: {flops / 1e15:,.1f} PFLOP/s, {flops / ranks / 1e12:,.1f} TFLOP/s a rank{beside}"

@@ -53,7 +53,7 @@ def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableT
     rows = []
     for plan in plans:
         time, price = _format_duration(plan.seconds), _format_price(plan, hour_price)
-        rows.append([f"{plan.target.ranks * plan.target.tensor:,}", f"{plan.efficiency:.1%}", time, price])
+        rows.append([f"{plan.target.all_ranks:,}", f"{plan.efficiency:.1%}", time, price])
     return _make_table(["GPUs", "efficiency", "time", "cost"], rows)
 
 
@@ -68,12 +68,12 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _describe_model(target: Target) -> str:
-    shape, ranks, tensor = target.shape, target.ranks * target.tensor, target.tensor
+    shape, ranks, tensor = target.shape, target.all_ranks, target.tensor
     shared = f", {tensor} to a model" if tensor > 1 else ""
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {name_numbers(target.recipe, target.dtype)} on {ranks} "
-        f"rank{'s' * (ranks > 1)}{shared}, ZeRO {target.recipe.parallel.zero}, {target.recipe.optimizer.name}"
+        f"rank{'s' * (ranks > 1)}{shared}, ZeRO {target.zero}, {target.recipe.optimizer.name}"
     )
 
 
@@ -105,9 +105,9 @@ def _phase_row(planned: PhasePlan, ranks: int) -> list[str]:
 
 
 def _memory_table(plan: Plan) -> Table:
-    rows = []
+    rows, activations = [], plan.activations
     for memory in plan.memories:
-        kept, recomputed = (memory.device + size for size in (plan.activations.kept, plan.activations.recomputed))
+        kept, recomputed = (memory.device + size for size in activations)
         amounts = (memory.weights, memory.gradients, memory.optimizer, memory.host, kept, recomputed)
         rows.append([_name_stage(plan.target, memory.zero), *map(_format_gigabytes, amounts)])
     title = "memory of a rank, GB, an estimate"
@@ -171,11 +171,11 @@ def _stage_table(plans: Sequence[Plan], hour_price: float | None) -> Table:
     """Makes a table of the fastest micro-batches of every ZeRO stage."""
     columns, rows = ["micro x accumulated", "GB a GPU", "sequences/s", "efficiency"], []
     for plan in plans:
-        cells = [["does not fit"], [""], [""], [""]]
+        cells = ["does not fit"]
         if plan.fits:
-            cells = [list(column) for column in zip(*(_list_choice(plan, each) for each in plan.phases), strict=True)]
-        total = [_format_duration(plan.seconds), _format_price(plan, hour_price)] if plan.fits else ["", ""]
-        rows.append([_name_stage(plans[0].target, plan.target.zero), *map("\n".join, cells), *total])
+            choices = zip(*(_list_choice(plan, each) for each in plan.phases), strict=True)
+            cells = [*map("\n".join, choices), _format_duration(plan.seconds), _format_price(plan, hour_price)]
+        rows.append([_name_stage(plans[0].target, plan.target.zero), *cells])
     return _make_table(["fastest of each", *columns, "time", "cost"], rows)
 
 
@@ -228,5 +228,4 @@ def _draw_bar(step: StepTime) -> str:
 
 def _format_price(plan: Plan, hour_price: float | None) -> str:
     """Formats the price of all GPUs for the time of a plan; empty without a price per hour."""
-    ranks = plan.target.ranks * plan.target.tensor
-    return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * ranks * hour_price:,.0f}"
+    return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * plan.target.all_ranks * hour_price:,.0f}"
