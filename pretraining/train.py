@@ -111,9 +111,9 @@ def main(arguments: list[str]) -> int:
     console = open_console()
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
-        if wanted.check and world.rank == 0:
+        if wanted.check:
             check(wanted, overrides, world, console)
-        elif not wanted.check:
+        else:
             tasks = missing_tasks(os.environ, world)
             if tasks:
                 said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
@@ -132,29 +132,37 @@ def record_early(out: Path | None, ending: Ending) -> None:
 
 
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:
-    """Prints the plan of the run, or all faults of its recipe, its data and the flags at once."""
+    """Prints the plan of the run, on rank 0."""
+    if world.rank > 0:
+        return
     ranks = world.size if wanted.ranks is None else wanted.ranks
+    recipe, manifest = read_plan(wanted, overrides, ranks)
+    _, notes = read_sample(recipe, manifest, wanted.data)
+    if wanted.gpu is not None:
+        nodes, each = split_ranks(ranks, wanted.gpus_per_node)
+        target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, wanted.gpu_memory)
+        plan = build_plan(replace(target, pieces_per_second=wanted.pieces_per_second))
+    elif wanted.network or wanted.gpus_per_node:
+        raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
+    else:
+        readers = max(1, ranks // recipe.parallel.tensor)
+        options = (wanted.pieces_per_second, wanted.gpu_memory, ranks == world.size)
+        plan = plan_run(recipe, manifest, readers, *options)
+    console.print(render_plan(plan))
+    console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
+    if wanted.gpu is not None:
+        check_fit(plan.target)
+
+
+def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
+    """Reads the recipe for so many ranks, and what is known of the data; all faults of them and of flags at once."""
     *_, (recipe, manifest, _) = check_all(
         lambda: check_options(**{name: getattr(wanted, name) for name in FOR_PLANS}),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
-    _, notes = read_sample(recipe, manifest, wanted.data)
-    throughput, memory = wanted.pieces_per_second, wanted.gpu_memory
-    if wanted.gpu is not None:
-        nodes, each = split_ranks(ranks, wanted.gpus_per_node)
-        target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
-        plan = build_plan(replace(target, pieces_per_second=throughput))
-    elif wanted.network or wanted.gpus_per_node:
-        raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
-    else:
-        readers = max(1, ranks // recipe.parallel.tensor)
-        plan = plan_run(recipe, manifest, readers, throughput, memory, here=ranks == world.size)
-    console.print(render_plan(plan))
-    console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-    if wanted.gpu is not None:
-        check_fit(plan.target)
+    return recipe, manifest
 
 
 def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:

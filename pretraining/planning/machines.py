@@ -197,16 +197,16 @@ def find_fastest(target: Target) -> Plan:
 
 def plan_sizes(target: Target) -> list[Plan]:
     """Plans the run on 1 rank, on 1, 2, 4, ... nodes, and on the cluster itself; returns the plans that fit."""
-    own, tensor = target.cluster, target.tensor
+    own = target.cluster
     assert own is not None
-    fewest = own.select_tensor_ranks(tensor)
+    fewest = own.select_tensor_ranks(target.tensor)
     sizes = {(fewest.nodes, fewest.per_node), (own.nodes, own.per_node)}
     sizes |= {(2**power, own.per_node) for power in range(14) if 2**power * own.per_node <= MOST_RANKS}
     found = []
     for nodes, per_node in sorted(sizes, key=math.prod):
         cluster = replace(own, nodes=nodes, per_node=per_node)
         if _divides(cluster.ranks, target.recipe):
-            found.append(find_fastest(replace(target, ranks=cluster.ranks // tensor, cluster=cluster)))
+            found.append(find_fastest(replace(target, ranks=cluster.ranks // target.tensor, cluster=cluster)))
     return [plan for plan in found if plan.fits]
 
 
@@ -277,8 +277,7 @@ def list_cures(target: Target, number: int) -> Iterator[str]:
     if fits(target.change_section("compute", checkpoint_activations=True)):
         yield "--compute.checkpoint_activations true fits"
     yield from _find_sharing(target)
-    if not target.room.on_cpu:
-        yield from _find_gpu(target)
+    yield from _find_gpu(target)
 
 
 def _find_sharing(target: Target) -> Iterator[str]:
