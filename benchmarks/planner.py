@@ -22,9 +22,11 @@ from benchmarks.measure import read_recipe_command
 from data_prep.common.errors import check_all
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.config.overrides import load_recipe_and_data
-from pretraining.config.settings import Recipe
 from pretraining.planning import machines
 from pretraining.planning.table import render_cluster, render_scale
+
+CHECKED = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour", "gpu", "network")
+"""The options that are checked beside the recipe."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +54,21 @@ class Planner:
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings, overrides = read_recipe_command(Planner, arguments)
-    names = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour")
     console = open_console()
-    *_, (recipe, manifest) = check_all(
-        lambda: machines.check_numbers(**{name: getattr(settings, name) for name in names}),
-        lambda: machines.check_names(settings.gpu, settings.network),
+    _, (recipe, manifest) = check_all(
+        lambda: machines.check_options(**{name: getattr(settings, name) for name in CHECKED}),
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
-    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
-    target = machines.make_target(choose_micro_batches(recipe), manifest, *cluster, settings.gpu_memory)
+    phases = tuple(phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases)
+    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network, settings.gpu_memory)
+    target = machines.make_target(recipe.model_copy(update={"phases": phases}), manifest, *cluster)
     machines.check_batches(recipe, settings.nodes, settings.gpus_per_node)
     console.print(f"{settings.recipe.stem} on {target.where}\n")
-    zero = target.recipe.parallel.zero
-    plans = [machines.find_fastest(target, each) for each in (zero, *machines.list_other_stages(target))]
-    console.print(render_cluster(target, plans, settings.price_per_gpu_hour))
+    plans = [machines.find_fastest(each) for each in (target, *machines.list_other_stages(target))]
+    console.print(render_cluster(plans, settings.price_per_gpu_hour))
     machines.check_fit(target)
     console.print(render_scale(machines.plan_sizes(target), settings.price_per_gpu_hour))
     return 0
-
-
-def choose_micro_batches(recipe: Recipe) -> Recipe:
-    """Returns the recipe with automatic micro-batches."""
-    phases = [phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases]
-    return recipe.model_copy(update={"phases": type(recipe.phases)(phases)})
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from pretraining.checkpoint.record import RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
-from pretraining.planning.machines import check_fit, check_names, check_numbers, make_target, split_ranks
+from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
@@ -134,33 +134,32 @@ def record_early(out: Path | None, ending: Ending) -> None:
 
 
 def check(wanted: Train, overrides: list[str], world: World, console: Console) -> None:
-    """Prints the plan of the run."""
-    if world.rank == 0:
-        ranks = world.size if wanted.ranks is None else wanted.ranks
-        recipe, manifest = read_plan(wanted, overrides, ranks)
-        _, notes = read_sample(recipe, manifest, wanted.data)
-        if wanted.gpu is None and (wanted.network or wanted.gpus_per_node):
-            raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
-        throughput, memory = wanted.pieces_per_second, wanted.gpu_memory
-        if wanted.gpu is None:
-            readers = max(1, ranks // recipe.parallel.tensor)
-            plan = plan_run(recipe, manifest, readers, throughput, memory, here=ranks == world.size)
-        else:
-            nodes, each = split_ranks(ranks, wanted.gpus_per_node)
-            target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, memory)
-            plan = build_plan(replace(target, pieces_per_second=throughput))
-        console.print(render_plan(plan))
-        console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-        if wanted.gpu is not None:
-            check_fit(plan.target)
+    """Prints the plan of the run, on rank 0."""
+    if world.rank > 0:
+        return
+    ranks = world.size if wanted.ranks is None else wanted.ranks
+    recipe, manifest = read_plan(wanted, overrides, ranks)
+    _, notes = read_sample(recipe, manifest, wanted.data)
+    if wanted.gpu is not None:
+        nodes, each = split_ranks(ranks, wanted.gpus_per_node)
+        target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, wanted.gpu_memory)
+        plan = build_plan(replace(target, pieces_per_second=wanted.pieces_per_second))
+    elif wanted.network or wanted.gpus_per_node:
+        raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
+    else:
+        readers = max(1, ranks // recipe.parallel.tensor)
+        options = (wanted.pieces_per_second, wanted.gpu_memory, ranks == world.size)
+        plan = plan_run(recipe, manifest, readers, *options)
+    console.print(render_plan(plan))
+    console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
+    if wanted.gpu is not None:
+        check_fit(plan.target)
 
 
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
     """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
-    names = ("ranks", "gpus_per_node", "gpu_memory", "pieces_per_second")
     *_, (recipe, manifest, _) = check_all(
-        lambda: check_numbers(**{name: getattr(wanted, name) for name in names}),
-        lambda: check_names(wanted.gpu, wanted.network),
+        lambda: check_options(**{name: getattr(wanted, name) for name in FOR_PLANS}),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),

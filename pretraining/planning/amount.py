@@ -48,26 +48,18 @@ def measure_sequences(
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
     sets = [shards for shards in figures if shards.length == stored and not shards.validation]
-    examples = sum(shards.examples for shards in sets)
-    objective, flops_of_prediction = objective or find_objective(shape), count_step_flops(shape, [], 1)
-    if not examples:
-        predictions = objective.predictions(length, PREDICTED_SHARE * length, done)
-        flops = count_step_flops(shape, [length], 0) + flops_of_prediction * predictions
-        return SequenceStatistics(0.0, 0, length, predictions, flops, stored)
-    counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
-    sizes = np.minimum(np.arange(len(counts)), length)
-    pieces = int(np.dot(counts, sizes))
-    masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
-    predictions = float(np.dot(counts, objective.predictions(sizes, masked_share * sizes, done)))
-    flops = sum(count * count_step_flops(shape, [min(size, length)], 0) for size, count in enumerate(counts) if count)
-    return SequenceStatistics(
-        examples=examples / len(sets),
-        duplicates=len(sets),
-        pieces=pieces / examples,
-        predictions=predictions / examples,
-        flops=(flops + flops_of_prediction * predictions) / examples,
-        stored=stored,
-    )
+    counts, sizes, masked_share = [1], np.array([length]), PREDICTED_SHARE
+    if examples := sum(shards.examples for shards in sets):
+        counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
+        sizes = np.minimum(np.arange(len(counts)), length)
+        masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
+    predicted = (objective or find_objective(shape)).predictions(sizes, masked_share * sizes, done)
+    present = ((int(size), count) for size, count in zip(sizes, counts, strict=True) if count)
+    flops = sum(count * count_step_flops(shape, [size], 0) for size, count in present)
+    flops += count_step_flops(shape, [], 1) * float(np.dot(counts, predicted))
+    sums = (int(np.dot(counts, sizes)), float(np.dot(counts, predicted)), flops)
+    pieces, predictions, flops = (each / (examples or 1) for each in sums)
+    return SequenceStatistics(examples / max(len(sets), 1), len(sets), pieces, predictions, flops, stored)
 
 
 def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:
@@ -115,12 +107,9 @@ FEW_STEPS = 100
 def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
     """Returns a warning if these steps read the text too often, with better options; None if they do not,
     or if unknown."""
-    if manifest is None:
+    texts, planned = _measure_all(recipe, manifest), [count or 0.0 for count in steps]
+    if None in steps or not all(text.examples for text in texts):
         return None
-    texts = _measure_all(recipe, manifest)
-    if not all(text.examples for text in texts) or None in steps:
-        return None
-    planned = [count or 0.0 for count in steps]
     epochs = sum(
         count * phase.batch / text.examples for count, phase, text in zip(planned, recipe.phases, texts, strict=True)
     )
@@ -136,15 +125,18 @@ def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequ
     return f"{said}for so much text: {' '.join(_list_options(recipe, planned, share))}{smaller}"
 
 
-def _measure_all(recipe: Recipe, manifest: Manifest) -> list[SequenceStatistics]:
+def _measure_all(recipe: Recipe, manifest: Manifest | None) -> list[SequenceStatistics]:
     """Measures the average sequences of all phases."""
-    return [measure_phase(recipe, phase, recipe.in_phase(phase).shape(manifest), manifest) for phase in recipe.phases]
+    return [measure_phase(recipe, phase, manifest) for phase in recipe.phases]
 
 
-def measure_phase(recipe: Recipe, phase: Phase, shape: Shape, manifest: Manifest | None) -> SequenceStatistics:
+def measure_phase(
+    recipe: Recipe, phase: Phase, manifest: Manifest | None, shape: Shape | None = None
+) -> SequenceStatistics:
     """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
-    objective, done = configure_objective(recipe.in_phase(phase).objective), find_middle(recipe, phase)
-    return measure_sequences(shape, phase.length, manifest, objective, done)
+    own = recipe.in_phase(phase)
+    objective, done = configure_objective(own.objective), find_middle(recipe, phase)
+    return measure_sequences(shape or own.shape(manifest), phase.length, manifest, objective, done)
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:

@@ -15,7 +15,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from data_prep.common.progress import duration
 from pretraining.config.settings import Dtype
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective
@@ -65,30 +64,7 @@ PUBLISHED = (0.83, 1.88)
 fitted without the series' source (tests/benchmarks/test_published.py). The spread comes mostly from software."""
 
 
-def describe_range(seconds: float, by_clock: float) -> str:
-    """Describes the range of a plan's time: of `seconds` that follow from the speed, and of seconds by the clock."""
-    least, most = PUBLISHED
-    said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
-    if not seconds:
-        return f"the clock ends it, after as many fewer or more steps: {said}"
-    low, high = (duration(times * seconds + by_clock) for times in (least, most))
-    return f"from {low} to {high}: {said}"
-
-
-@dataclass(frozen=True)
-class Device:
-    """The speed of a rank's device."""
-
-    products: float
-    """FLOP/s that the products of an encoder reach"""
-    bandwidth: float
-    """bytes a second for all other operations"""
-    launch: float = LAUNCH
-    """seconds of the host per layer of a micro-batch"""
-
-
-@dataclass(frozen=True)
-class NodeNetwork:
+class NodeNetwork(NamedTuple):
     """The network between nodes."""
 
     name: str
@@ -102,29 +78,28 @@ class NodeNetwork:
 class Cluster:
     """Nodes with `per_node` ranks each, and a device per rank."""
 
-    device: Device
-    nodes: int = 1
-    per_node: int = 1
-    link: float = math.inf
+    products: float
+    """FLOP/s that the products of an encoder reach on a rank"""
+    memory_bandwidth: float
+    """bytes a second of a rank for all other operations"""
+    nodes: int
+    per_node: int
+    link: float
     """bytes a second between the ranks of a node, in each direction"""
-    network: NodeNetwork | None = None
-    """the network between nodes"""
+    network: NodeNetwork
+    launch: float = LAUNCH
+    """seconds of the host per layer of a micro-batch"""
     jitter: float = SLOWEST
 
     @property
     def ranks(self) -> int:
         return self.nodes * self.per_node
 
-    @property
-    def alone(self) -> Cluster:
-        """A cluster of a single rank."""
-        return replace(self, nodes=1, per_node=1)
-
     def select_data_ranks(self, tensor: int) -> Cluster:
         """Selects the ranks that hold the same part of a model that `tensor` neighbouring ranks share. The ports of a
         node are divided among those with different parts."""
         inside = min(tensor, self.per_node)
-        network = self.network and replace(self.network, bandwidth=self.network.bandwidth / inside)
+        network = self.network._replace(bandwidth=self.network.bandwidth / inside)
         nodes = self.nodes // -(-tensor // self.per_node)
         return replace(self, nodes=nodes, per_node=self.per_node // inside, network=network)
 
@@ -143,7 +118,6 @@ class Cluster:
             share = (self.per_node - 1) / self.per_node
             seconds += share * size / (OF_DATASHEET * self.link) + buckets * (self.per_node - 1) * WITHIN
         if self.nodes > 1:
-            assert self.network is not None
             share = (self.nodes - 1) / self.nodes
             hops = min(self.nodes - 1, math.ceil(math.log2(self.nodes)))
             seconds += share * size / (OF_DATASHEET * self.network.bandwidth) + buckets * hops * self.network.latency
@@ -167,11 +141,11 @@ class MicroBatch:
     pieces: float
     layers: int
     """layers of all passes through encoders"""
-    tensor: int = 1
+    tensor: int
     """ranks that share the model"""
-    sums: float = 0.0
-    """sums of activations among these"""
-    sum_bytes: float = 0.0
+    sums: float
+    """sums of activations among these, if they are several"""
+    sum_bytes: float
     """bytes of each"""
 
     @classmethod
@@ -193,16 +167,14 @@ class MicroBatch:
         again = 4 / 3 if recompute else 1.0
         flops = again * sequences * average.flops / tensor
         layers = sum(each.shape.layers for each in find_objective(shape).passes(shape, sequences, pieces, predictions))
-        work = cls(sequences, flops, again * TRAFFIC * kept, sequences * pieces, layers, tensor)
-        if tensor == 1:
-            return work
         sums, size = (SUMS + 2 * recompute) * layers + SUMS_BESIDES, 4 if dtype == "fp32" else 2
-        return replace(work, sums=sums, sum_bytes=size * work.pieces * shape.hidden)
+        pieces *= sequences
+        return cls(sequences, flops, again * TRAFFIC * kept, pieces, layers, tensor, sums, size * pieces * shape.hidden)
 
-    def seconds(self, device: Device) -> float:
-        """Estimates how long a device computes it."""
-        arithmetic = self.flops / device.products + self.traffic / device.bandwidth
-        return max(arithmetic, device.launch * self.layers)
+    def seconds(self, cluster: Cluster) -> float:
+        """Estimates how long a rank computes it."""
+        arithmetic = self.flops / cluster.products + self.traffic / cluster.memory_bandwidth
+        return max(arithmetic, cluster.launch * self.layers)
 
     def sum_seconds(self, cluster: Cluster) -> float:
         """Estimates how long the sums take, which nothing hides."""
@@ -253,7 +225,7 @@ class StepTraffic(NamedTuple):
     def optimizer(self, cluster: Cluster) -> float:
         """Estimates the seconds of the optimizer, whose work ZeRO divides among the ranks."""
         share = self.parameters / (cluster.ranks if self.zero else 1)
-        return share * self.optimizer_bytes / cluster.device.bandwidth
+        return share * self.optimizer_bytes / cluster.memory_bandwidth
 
 
 class StepTime(NamedTuple):
@@ -273,7 +245,7 @@ class StepTime(NamedTuple):
 
 def estimate_step(cluster: Cluster, work: MicroBatch, exchange: StepTraffic, accumulation: int) -> StepTime:
     """Estimates the time of a step of `accumulation` micro-batches on every rank."""
-    one = work.seconds(cluster.device)
+    one = work.seconds(cluster)
     compute = accumulation * one
     waiting, sums = compute * cluster.waiting, accumulation * work.sum_seconds(cluster)
     readers = cluster.select_data_ranks(work.tensor)
@@ -293,5 +265,6 @@ def find_efficiency(
 ) -> float:
     """Finds the throughput of a rank as a share of that of a single rank with the whole batch, and with the `whole`
     model where ranks share one."""
-    alone = estimate_step(cluster.alone, *(whole or (work, exchange)), accumulation * cluster.ranks // work.tensor)
+    one, many = cluster.select_tensor_ranks(1), accumulation * cluster.ranks // work.tensor
+    alone = estimate_step(one, *(whole or (work, exchange)), many)
     return alone.total / cluster.ranks / estimate_step(cluster, work, exchange, accumulation).total

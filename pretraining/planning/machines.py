@@ -17,9 +17,9 @@ from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Dtype, Phase, Recipe, list_divisors
 from pretraining.mesh.cuts import find_crossing
-from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, Device, NodeNetwork
+from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, NodeNetwork
 from pretraining.planning.memory import Room
-from pretraining.planning.plan import STAGES, Plan, Target, name_numbers, plan_phase
+from pretraining.planning.plan import Plan, Target, name_numbers, plan_phase
 
 PER_NODE = 8
 """GPUs of a node by default."""
@@ -77,15 +77,26 @@ LINKS = {  # of one port: bytes a second, and latency
 }
 
 
-def check_names(gpu: str | None, network: str | None) -> None:
-    """Raises UserError for an unknown GPU or network."""
-    check_all(*[partial(find, name) for find, name in ((find_gpu, gpu), (find_network, network)) if name is not None])
+def check_options(*, gpu: str | None = None, network: str | None = None, **numbers: float | None) -> None:
+    """Raises UserError for an unknown GPU or network, and for numbers, by option, that are below 1 if whole, or not
+    above 0 otherwise."""
+    finders = ((find_gpu, gpu), (find_network, network))
+    check_all(
+        *[partial(_check_number, *option) for option in numbers.items()],
+        *[partial(find, name) for find, name in finders if name is not None],
+    )
+
+
+def _check_number(name: str, value: float | None) -> None:
+    if value is not None and not 0 < value < math.inf:
+        needed = "at least 1" if isinstance(value, int) else "a number above 0"
+        raise UserError(f"--{name.replace('_', '-')} {value:g}: {needed}")
 
 
 def find_gpu(name: str) -> Gpu:
     """Finds the GPU of this name; raises UserError if it is unknown."""
     if name.lower() not in GPUS:
-        raise UserError(f"--gpu {name}: unknown{_suggest(name, GPUS)}; there is {', '.join(GPUS)}")
+        raise UserError(f"--gpu {_describe_unknown(name, GPUS)}")
     return GPUS[name.lower()]
 
 
@@ -94,17 +105,16 @@ def find_network(name: str) -> NodeNetwork:
     match = re.fullmatch(r"(\w+?)(?:x(\d{1,2}))?", name.lower())
     kind, count = (match[1], int(match[2] or 1)) if match else ("", 0)
     if kind not in LINKS or not count:
-        raise UserError(
-            f"--network {name}: unknown{_suggest(name, LINKS)}; there is {', '.join(LINKS)}, with the ports of a node "
-            "after an x, as in hdr200x8"
-        )
+        said = _describe_unknown(name, LINKS)
+        raise UserError(f"--network {said}, with the ports of a node after an x, as in hdr200x8")
     bandwidth, latency = LINKS[kind]
     return NodeNetwork(name.lower(), count * bandwidth, latency)
 
 
-def _suggest(name: str, known: Iterable[str]) -> str:
+def _describe_unknown(name: str, known: Iterable[str]) -> str:
     close = [each for each in known if each.startswith(name.lower())] or get_close_matches(name.lower(), known, 1)
-    return f", did you mean {close[0]}?" if close else ""
+    meant = f", did you mean {close[0]}?" if close else ""
+    return f"{name}: unknown{meant}; there is {', '.join(known)}"
 
 
 def make_cluster(
@@ -114,8 +124,7 @@ def make_cluster(
     products = gpu.products
     if dtype == "fp32":
         products = gpu.products / 2 if tf32 else gpu.products_fp32
-    device = Device(REACH * products, OF_DATASHEET * gpu.bandwidth)
-    return Cluster(device, nodes, per_node, gpu.link, network)
+    return Cluster(REACH * products, OF_DATASHEET * gpu.bandwidth, nodes, per_node, gpu.link, network)
 
 
 def make_target(
@@ -128,18 +137,15 @@ def make_target(
     gpu_memory: float | None = None,
 ) -> Target:
     """Makes the target of a run on nodes with these GPUs; `gpu_memory`, in GB, replaces that of the table."""
-    if nodes < 1 or per_node < 1 or nodes * per_node > MOST_RANKS:
+    ranks, tensor = nodes * per_node, recipe.parallel.tensor
+    if not 1 <= ranks <= MOST_RANKS:
         raise UserError(
-            f"--nodes {nodes} --gpus-per-node {per_node}: {nodes * per_node:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
+            f"--nodes {nodes} --gpus-per-node {per_node}: {ranks:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
         )
-    tensor = recipe.parallel.tensor
-    fault = find_crossing(tensor, per_node, recipe.parallel.across_nodes)
-    if fault is not None:
+    if fault := find_crossing(tensor, per_node, recipe.parallel.across_nodes):
         raise UserError(fault)
-    if nodes * per_node % tensor:
-        raise UserError(
-            f"parallel.tensor = {tensor}: does not divide the {nodes * per_node:,} GPUs; take a multiple of {tensor}"
-        )
+    if ranks % tensor:
+        raise UserError(f"parallel.tensor = {tensor}: does not divide the {ranks:,} GPUs; take a multiple of {tensor}")
     gpu = find_gpu(gpu_name)
     dtype = choose_dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
@@ -150,18 +156,7 @@ def make_target(
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; "
         f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
-    return Target(recipe, manifest, dtype, Room(size), cluster.ranks // tensor, cluster, where)
-
-
-def check_numbers(**options: float | None) -> None:
-    """Raises UserError for options, by name, that are below 1 if whole, or not above 0 otherwise."""
-    faults = []
-    for name, value in options.items():
-        if value is not None and not 0 < value < math.inf:
-            needed = "at least 1" if isinstance(value, int) else "a number above 0"
-            faults.append(f"--{name.replace('_', '-')} {value:g}: {needed}")
-    if faults:
-        raise UserError("\n".join(faults))
+    return Target(recipe, manifest, dtype, Room(size), ranks // tensor, cluster, where)
 
 
 def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
@@ -184,40 +179,41 @@ def choose_dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
     return wanted
 
 
-def list_other_stages(target: Target) -> Iterator[int]:
-    """Lists the other ZeRO stages that the recipe permits."""
-    for zero in STAGES:
-        if zero != target.recipe.parallel.zero and not find_faults(target.change_section("parallel", zero=zero).recipe):
-            yield zero
+def list_other_stages(target: Target) -> list[Target]:
+    """Lists the run under the other ZeRO stages that the recipe permits."""
+    return [each for each in target.stages if each.zero != target.zero and not find_faults(each.recipe)]
 
 
-def find_fastest(target: Target, zero: int) -> Plan:
-    """Finds the fastest micro-batches that fit under a ZeRO stage; of equally fast ones the largest."""
+def find_fastest(target: Target) -> Plan:
+    """Plans the run with the fastest micro-batches that fit; of equally fast ones with the largest."""
     found = []
     for number, phase in enumerate(target.recipe.phases):
-        sizes = [size for size in target.sizes(phase) if target.fits(phase, zero, size)]
-        planned = [plan_phase(target, number, zero, size) for size in sizes]
+        sizes = [size for size in target.sizes(phase) if target.fits(phase, size)]
+        planned = [plan_phase(target, number, size) for size in sizes]
         if planned:
             found.append(min(planned, key=lambda each: (round(each.step_seconds, 9), -each.micro_batch)))
-    return Plan(target, zero, tuple(found))
+    return Plan(target, tuple(found))
 
 
 def plan_sizes(target: Target) -> list[Plan]:
-    """Plans the run on 1 rank, on 1, 2, 4, ... nodes, and on the cluster itself, under the recipe's ZeRO stage; returns
-    the plans that fit."""
-    own, tensor = target.cluster, target.tensor
+    """Plans the run on 1 rank, on 1, 2, 4, ... nodes, and on the cluster itself; returns the plans that fit."""
+    own = target.cluster
     assert own is not None
-    fewest = own.select_tensor_ranks(tensor)
+    fewest = own.select_tensor_ranks(target.tensor)
     sizes = {(fewest.nodes, fewest.per_node), (own.nodes, own.per_node)}
     sizes |= {(2**power, own.per_node) for power in range(14) if 2**power * own.per_node <= MOST_RANKS}
     found = []
     for nodes, per_node in sorted(sizes, key=math.prod):
         cluster = replace(own, nodes=nodes, per_node=per_node)
-        ranks, rest = divmod(cluster.ranks, tensor)
-        if ranks and not rest and not any(phase.batch % ranks for phase in target.recipe.phases):
-            other = replace(target, ranks=ranks, cluster=cluster)
-            found.append(find_fastest(other, target.recipe.parallel.zero))
+        if _divides(cluster.ranks, target.recipe):
+            found.append(find_fastest(replace(target, ranks=cluster.ranks // target.tensor, cluster=cluster)))
     return [plan for plan in found if plan.fits]
+
+
+def _divides(gpus: int, recipe: Recipe) -> bool:
+    """Whether all batches divide among so many GPUs."""
+    ranks, rest = divmod(gpus, recipe.parallel.tensor)
+    return ranks > 0 and not rest and not any(phase.batch % ranks for phase in recipe.phases)
 
 
 def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
@@ -234,19 +230,12 @@ def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
 def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> Iterator[str]:
     """Lists options: the next numbers of nodes that divide all batches, or the largest batches below those of the
     recipe that these nodes divide, if none has fewer sequences than ranks."""
-    tensor = recipe.parallel.tensor
-    fitting = [
-        count
-        for count in range(1, MOST_RANKS // per_node + 1)
-        if count * per_node % tensor == 0
-        and not any(phase.batch % (count * per_node // tensor) for phase in recipe.phases)
-    ]
-    below = max((count for count in fitting if count < nodes), default=None)
-    above = min((count for count in fitting if count > nodes), default=None)
-    yield from (f"--nodes {count}" for count in (below, above) if count is not None)
-    if below is above is None:
+    fitting = [count for count in range(1, MOST_RANKS // per_node + 1) if _divides(count * per_node, recipe)]
+    below, above = [count for count in fitting if count < nodes], [count for count in fitting if count > nodes]
+    yield from (f"--nodes {count}" for count in [*below[-1:], *above[:1]])
+    if not fitting:
         yield f"another --gpus-per-node, since with {per_node} no number of nodes fits,"
-    ranks = nodes * per_node // tensor
+    ranks = nodes * per_node // recipe.parallel.tensor
     batches = [phase.batch // ranks * ranks for phase in recipe.phases]
     if all(batches):
         yield " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))
@@ -259,21 +248,18 @@ def check_fit(target: Target) -> None:
         if needed > most:
             alone = phase.micro_batch == "auto"
             size = "one sequence at a time" if alone else f"micro-batches of {phase.micro_batch}"
-            zero, said = target.recipe.parallel.zero, "; ".join(list_cures(target, number))
             room = f"may take {most / 1e9:.1f} of {target.room.size / 1e9:.1f} GB"
-            raise UserError(
-                f"phase {phase.name} needs {needed / 1e9:.1f} GB a rank under ZeRO {zero} with {size}, and {room}; "
-                f"{said or 'no other setting or GPU would do'}"
-            )
+            cures = "; ".join(list_cures(target, number)) or "no other setting or GPU would do"
+            said = f"phase {phase.name} needs {needed / 1e9:.1f} GB a rank under ZeRO {target.zero} with {size}"
+            raise UserError(f"{said}, and {room}; {cures}")
 
 
 def find_demand(target: Target, phase: Phase) -> tuple[float, float]:
     """Finds the bytes that a phase needs and those that it may use: all for a given micro-batch, less a margin for
     "auto"."""
-    zero, room = target.recipe.parallel.zero, target.room
     if phase.micro_batch == "auto":
-        return target.bytes_needed(phase, zero, 1), room.usable
-    return target.bytes_needed(phase, zero, phase.micro_batch), room.size
+        return target.bytes_needed(phase, 1), target.room.usable
+    return target.bytes_needed(phase, phase.micro_batch), target.room.size
 
 
 def fits(target: Target) -> bool:
@@ -287,19 +273,16 @@ def list_cures(target: Target, number: int) -> Iterator[str]:
     needed, most = find_demand(target, phase.model_copy(update={"micro_batch": "auto"}))
     if phase.micro_batch != "auto" and needed <= most:
         yield f"--phases.{number}.micro_batch auto fits"
-    for zero in list_other_stages(target):
-        if fits(target.change_section("parallel", zero=zero)):
-            yield f"--parallel.zero {zero} fits"
+    yield from (f"--parallel.zero {other.zero} fits" for other in list_other_stages(target) if fits(other))
     if fits(target.change_section("compute", checkpoint_activations=True)):
         yield "--compute.checkpoint_activations true fits"
     yield from _find_sharing(target)
-    if not target.room.on_cpu:
-        yield from _find_gpu(target)
+    yield from _find_gpu(target)
 
 
 def _find_sharing(target: Target) -> Iterator[str]:
     """Finds the fewest ranks that could share a model so that the plan fits, within a node."""
-    shape, ranks = target.shape, target.ranks * target.tensor
+    shape, ranks = target.shape, target.all_ranks
     for tensor in list_divisors(target.cluster.per_node if target.cluster else PER_NODE):
         if tensor <= target.tensor or ranks % tensor or math.gcd(shape.heads, shape.intermediate) % tensor:
             continue

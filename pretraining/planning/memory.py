@@ -112,9 +112,7 @@ def plan_memory(
     gradients = _plan_gradients(embeddings, dtype, stage, parameters, part, bucket)
     host = 0.0
     if offload != "none" and zero:
-        host = state + (accumulated if stage > 1 else 0)
-    if offload == "all" and stage == 3:
-        host += size * part
+        host = state + accumulated * (stage > 1) + size * part * (offload == "all" and stage == 3)
     return Memory(zero, weights, gradients + accumulated, state, host)
 
 
@@ -174,7 +172,8 @@ def plan_activations(
     if predictions is None:
         predictions = objective.predictions(length, PREDICTED_SHARE * length, HALF_WAY)
     passes = [Pass(shape, seen)] if seen is not None else objective.passes(shape, 1, length, predictions)
-    planned = [_plan_pass(each, size, sequences, length, fused_attention, by_kernels, tensor) for each in passes]
+    planned = (_plan_pass(each, size, sequences, length, fused_attention, by_kernels, tensor) for each in passes)
+    kept, inputs, layers = zip(*planned, strict=True)
     asked, at_once = sequences * predictions, objective.logits_at_once
     # our kernels put the gradient of logits where these were, but not those of a share of the vocabulary
     in_place = by_kernels and dtype != "fp16" and tensor == 1
@@ -184,27 +183,16 @@ def plan_activations(
     else:  # logits in fp32, twice while summed; and gradients, including those of weights, for the backward pass
         logits = min(asked, at_once) * shape.vocabulary * (size if in_place else 8)
         heads += asked * size * h + (logits + 4 * pad_vocabulary(shape, tensor) * (h + 1)) / tensor
-    layer = max(each.layer for each in planned)
-    return Activations(
-        kept=sum(each.kept for each in planned) + heads,
-        recomputed=sum(each.inputs for each in planned) + max(layer, heads),
-    )
-
-
-class PassMemory(NamedTuple):
-    """Bytes of the activations of a pass of a micro-batch through an encoder."""
-
-    kept: float
-    inputs: float
-    """those of the embeddings, and the inputs of the layers"""
-    layer: float
-    """those of a layer"""
+    return Activations(kept=sum(kept) + heads, recomputed=sum(inputs) + max(*layers, heads))
 
 
 def _plan_pass(
     asked: Pass, size: int, sequences: int, length: float, fused_attention: bool, by_kernels: bool, tensor: int
-) -> PassMemory:
-    """Plans a pass whose numbers of pieces are those of one sequence; `size` is that of a number."""
+) -> tuple[float, float, float]:
+    """Plans a pass whose numbers of pieces are those of one sequence; `size` is that of a number.
+
+    Returns the bytes of all activations; of those of the embeddings with the inputs of the layers; and of a layer's.
+    """
     shape, pieces = asked.shape, asked.share * (sequences * length)
     kept = find_architecture(shape.architecture).layer_memory(shape)
     before, behind = (
@@ -219,7 +207,7 @@ def _plan_pass(
         layer, last = (each + pieces * size * shape.heads / tensor * length for each in (layer, last))
     embeddings = pieces * (size * kept.embeddings + (not by_kernels) * shape.hidden)
     inputs = embeddings + shape.layers * pieces * size * shape.hidden
-    return PassMemory(embeddings + (shape.layers - 1) * layer + last, inputs, layer)
+    return embeddings + (shape.layers - 1) * layer + last, inputs, layer
 
 
 PROCESS = 0.8e9

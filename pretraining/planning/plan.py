@@ -6,11 +6,12 @@ Plain arithmetic without PyTorch, so that a login node without a GPU suffices.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from data_prep.common.progress import duration
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
@@ -21,8 +22,10 @@ from pretraining.planning import cost, memory
 from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
-STAGES = (0, 1, 2, 3)
-"""The ZeRO stages."""
+UNKNOWN_HOURS = (
+    "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
+    "the throughput, --pieces-per-second"
+)
 USEFUL_SHARE = 0.5
 """Share of the measured FLOP/s that a run reaches, if nothing better is known."""
 
@@ -50,6 +53,8 @@ class Target:
     """real pieces a second of all ranks, from which the hours follow if given"""
     flops_per_second: float | None = None
     """measured FLOP/s of a rank, from which they follow without pieces a second and without a cluster"""
+    notes: tuple[str, ...] = ()
+    """what slows this machine down"""
 
     @property
     def tensor(self) -> int:
@@ -57,9 +62,19 @@ class Target:
         return self.recipe.parallel.tensor
 
     @property
-    def stages(self) -> tuple[int, ...]:
-        """The ZeRO stages that the ranks can take: those that share a model take no ZeRO 3."""
-        return STAGES if self.tensor == 1 else STAGES[:3]
+    def all_ranks(self) -> int:
+        """All ranks, with those that share a model."""
+        return self.ranks * self.tensor
+
+    @property
+    def zero(self) -> int:
+        """The ZeRO stage."""
+        return self.recipe.parallel.zero
+
+    @property
+    def stages(self) -> list[Target]:
+        """The run under each ZeRO stage that the ranks can take: those that share a model take no ZeRO 3."""
+        return [self.change_section("parallel", zero=zero) for zero in range(4 if self.tensor == 1 else 3)]
 
     @property
     def shape(self) -> Shape:
@@ -70,60 +85,41 @@ class Target:
         """Computes the sizes of the model in a phase, with its heads."""
         return self.recipe.in_phase(phase).shape(self.manifest)
 
-    def statistics(self, phase: Phase) -> SequenceStatistics:
-        """Measures the average sequence of a phase."""
-        return measure_phase(self.recipe, phase, self.shape_in(phase), self.manifest)
-
     def change_section(self, section: str, **values: Any) -> Target:
         """Returns the run with other values in a section of its recipe."""
         settings = getattr(self.recipe, section).model_copy(update=values)
         return replace(self, recipe=self.recipe.model_copy(update={section: settings}))
 
-    def plan_memory(self, zero: int) -> memory.Memory:
-        """Plans a rank's memory under a ZeRO stage, without activations."""
-        recipe, options = self.recipe, self.recipe.deepspeed.get("zero_optimization")
-        optimizer = find_optimizer(recipe.optimizer)
-        settings = (zero, recipe.parallel.offload, options, optimizer, self.tensor)
+    def plan_memory(self) -> memory.Memory:
+        """Plans a rank's memory, without activations."""
+        parallel, options = self.recipe.parallel, self.recipe.deepspeed.get("zero_optimization")
+        settings = (self.zero, parallel.offload, options, find_optimizer(self.recipe.optimizer), self.tensor)
         return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
-        objective = configure_objective(self.recipe.in_phase(phase).objective)
+        compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
         most = most_predictions(objective, phase.length, self.manifest)
-        compute = self.recipe.compute
-        recomputes, by_kernels = compute.checkpoint_activations, compute.kernels == "auto"
-        sizes = (self.shape_in(phase), self.dtype, phase.length, most, recomputes, by_kernels, self.tensor)
-        return memory.Heaviest(*sizes)
+        settings = (compute.checkpoint_activations, compute.kernels == "auto", self.tensor)
+        return memory.Heaviest(self.shape_in(phase), self.dtype, phase.length, most, *settings)
 
-    def activations(self, phase: Phase, micro_batch: int) -> memory.Activations:
-        full = measure_phase(self.recipe, phase, self.shape_in(phase), None)
-        return replace(self.heaviest(phase), predictions=full.predictions).plan(micro_batch, self.room.on_cpu)
-
-    def bytes_needed(self, phase: Phase, zero: int, micro_batch: int) -> float:
+    def bytes_needed(self, phase: Phase, micro_batch: int) -> float:
         """Estimates the bytes of a rank with a micro-batch of full sequences."""
-        return self.plan_memory(zero).device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
+        return self.plan_memory().device + self.heaviest(phase).activations(micro_batch, self.room.on_cpu)
 
     def sizes(self, phase: Phase) -> list[int]:
         """Lists the possible micro-batches."""
         return self.heaviest(phase).sizes(phase.batch // self.ranks, self.room.on_cpu)
 
-    def fits(self, phase: Phase, zero: int, micro_batch: int) -> bool:
+    def fits(self, phase: Phase, micro_batch: int) -> bool:
         """Whether a micro-batch of full sequences probably fits into the memory of a rank."""
-        return self.bytes_needed(phase, zero, micro_batch) <= self.room.usable
+        return self.bytes_needed(phase, micro_batch) <= self.room.usable
 
-    def step(self, phase: Phase, zero: int, micro_batch: int) -> tuple[StepTime, float]:
-        """Estimates the time of a step on the cluster, and the efficiency of a rank."""
-        assert self.cluster is not None
-        accumulation = phase.batch // (micro_batch * self.ranks)
-        arguments = (self.cluster, *self.find_work(phase, zero, micro_batch, self.tensor), accumulation)
-        whole = self.find_work(phase, zero, micro_batch, 1)
-        return cost.estimate_step(*arguments), cost.find_efficiency(*arguments, whole)
-
-    def find_work(self, phase: Phase, zero: int, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
+    def find_work(self, phase: Phase, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
         """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
-        shape, average = self.shape_in(phase), self.statistics(phase)
+        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.manifest)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
-        return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), zero, self.dtype, traffic)
+        return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
 
 
 @dataclass(frozen=True)
@@ -167,16 +163,21 @@ class PhasePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run with a micro-batch for every phase, under a ZeRO stage."""
+    """A run with a micro-batch for every phase."""
 
     target: Target
-    zero: int
     phases: tuple[PhasePlan, ...]
     """The phases in which at least one sequence fits."""
-    notes: tuple[str, ...] = ()
-    """Assumptions."""
-    warning: str | None = None
-    """A warning if the text is read too often."""
+
+    @property
+    def notes(self) -> list[str]:
+        """The assumptions."""
+        return [*_list_notes(self)]
+
+    @property
+    def warning(self) -> str | None:
+        """A warning if the text is read too often."""
+        return warn_of_disproportion(self.target.recipe, self.target.manifest, [phase.steps for phase in self.phases])
 
     @property
     def fits(self) -> bool:
@@ -184,15 +185,19 @@ class Plan:
         return len(self.phases) == len(self.target.recipe.phases)
 
     @property
-    def memories(self) -> tuple[memory.Memory, ...]:
-        """A rank's memory under ZeRO 0, 1, 2 and, where a model is not shared, 3."""
-        return tuple(map(self.target.plan_memory, self.target.stages))
+    def memories(self) -> list[memory.Memory]:
+        """A rank's memory under each ZeRO stage."""
+        return [each.plan_memory() for each in self.target.stages]
 
     @property
     def activations(self) -> memory.Activations:
-        """Activations of the phase that needs the most."""
-        every = [self.target.activations(each.phase, each.micro_batch) for each in self.phases]
-        return max(every, key=lambda activations: activations.kept)
+        """Activations of the phase that needs the most, with the usual number of predictions in full sequences."""
+        target, found = self.target, []
+        for each in self.phases:
+            full = measure_phase(target.recipe, each.phase, None)
+            usual = replace(target.heaviest(each.phase), predictions=full.predictions)
+            found.append(usual.plan(each.micro_batch, target.room.on_cpu))
+        return max(found, key=lambda activations: activations.kept)
 
     @property
     def seconds(self) -> float | None:
@@ -203,7 +208,12 @@ class Plan:
     def range(self) -> str:
         """Range of the time on the cluster, from comparisons of the model with published runs."""
         by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
-        return cost.describe_range((self.seconds or 0.0) - by_clock, by_clock)
+        least, most = cost.PUBLISHED
+        said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
+        if by_speed := (self.seconds or 0.0) - by_clock:
+            low, high = (duration(times * by_speed + by_clock) for times in cost.PUBLISHED)
+            return f"from {low} to {high}: {said}"
+        return f"the clock ends it, after as many fewer or more steps: {said}"
 
     @property
     def step_seconds(self) -> float:
@@ -216,50 +226,44 @@ class Plan:
         return sum((phase.seconds or 0.0) * phase.efficiency for phase in self.phases) / (self.seconds or math.inf)
 
 
-def build_plan(target: Target, assumed: Sequence[str] = ()) -> Plan:
-    """Plans a run. `assumed`: assumptions of the caller, for the notes."""
-    recipe, zero, phases = target.recipe, target.recipe.parallel.zero, list[PhasePlan]()
-    for number, phase in enumerate(recipe.phases):
+def build_plan(target: Target) -> Plan:
+    """Plans a run with the micro-batches of its recipe; where that has "auto", with the largest that fits."""
+    phases = []
+    for number, phase in enumerate(target.recipe.phases):
         micro_batch = phase.micro_batch
         if micro_batch == "auto":  # 1 where none fits, which the run will report
-            micro_batch = memory.find_largest_that_fits(target.sizes(phase), partial(target.fits, phase, zero)) or 1
-        phases.append(plan_phase(target, number, zero, micro_batch))
-    plan = Plan(target, zero, tuple(phases))
-    if target.cluster is not None and target.pieces_per_second is None:
-        assumed = [f"hours for {target.where}: docs/planning.md", plan.range]
-    warning = warn_of_disproportion(recipe, target.manifest, [phase.steps for phase in phases])
-    return replace(plan, notes=tuple(_list_notes(plan, assumed)), warning=warning)
+            micro_batch = memory.find_largest_that_fits(target.sizes(phase), partial(target.fits, phase)) or 1
+        phases.append(plan_phase(target, number, micro_batch))
+    return Plan(target, tuple(phases))
 
 
-def plan_phase(target: Target, number: int, zero: int, micro_batch: int) -> PhasePlan:
+def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     """Plans a phase with `micro_batch` sequences in a micro-batch.
 
     Its hours follow from the given pieces a second, or else from the model of the cluster, or else from the FLOP/s of
     one rank and the share of useful operations.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
-    statistics, speed, step, share = target.statistics(phase), None, None, 1.0
+    statistics = measure_phase(target.recipe, phase, target.manifest)
+    speed, step, efficiency = None, None, 1.0
+    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     if target.pieces_per_second is not None:
         speed = target.pieces_per_second / statistics.pieces / phase.batch
     elif target.cluster is not None:
-        step, share = target.step(phase, zero, micro_batch)
+        own, whole = (target.find_work(phase, micro_batch, tensor) for tensor in (target.tensor, 1))
+        step = cost.estimate_step(target.cluster, *own, accumulation)
+        efficiency = cost.find_efficiency(target.cluster, *own, accumulation, whole)
         speed = 1 / step.total
     elif target.flops_per_second is not None:
-        ranks = target.ranks * target.tensor
-        speed = ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
-    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
-    steps, seconds = _find_length(schedule, speed)
-    return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, share)
+        speed = target.all_ranks * target.flops_per_second * USEFUL_SHARE / statistics.flops / phase.batch
+    steps: float | None = schedule.steps
+    seconds = None if steps is None or speed is None else steps / speed
+    if steps is None:  # by the clock
+        steps, seconds = None if speed is None else schedule.length * speed, schedule.length
+    return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, efficiency)
 
 
-def _find_length(schedule: PhaseSchedule, steps_per_second: float | None) -> tuple[float | None, float | None]:
-    """Finds the steps and the seconds of a phase; the one that is not given follows from the speed, if known."""
-    if schedule.steps is None:
-        return None if steps_per_second is None else schedule.length * steps_per_second, schedule.length
-    return schedule.steps, None if steps_per_second is None else schedule.steps / steps_per_second
-
-
-def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
+def _list_notes(plan: Plan) -> Iterator[str]:
     """Lists the assumptions of a plan: on the objective, the data, the speed, and the memory."""
     target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
     if target.cluster is not None and target.pieces_per_second is None and target.tensor > 1:
@@ -272,12 +276,15 @@ def _list_notes(plan: Plan, assumed: Sequence[str]) -> Iterator[str]:
         yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"
     if target.pieces_per_second is not None:
         yield f"hours from {target.pieces_per_second:,.0f} real pieces a second on all ranks, as given"
+    elif target.cluster is not None:
+        yield f"hours for {target.where}: docs/planning.md"
+        yield plan.range
     elif flops is not None:
         tflops = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
         yield f"hours from a matrix throughput of {tflops} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
-    elif not assumed:
-        yield "hours: give the throughput, --pieces-per-second"
-    yield from assumed
+    else:
+        yield UNKNOWN_HOURS
+    yield from target.notes
     yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
     where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
     if room.on_cpu:
@@ -296,9 +303,9 @@ MEGATRON = (72, 3072, 512, 15.1)
 def _name_flops(target: Target, planned: PhasePlan) -> str:
     """Names the speed in PFLOP/s as Megatron-LM counts it: with what is computed again, and all pairs of attention."""
     shape = target.shape_in(planned.phase)
-    average = measure_phase(target.recipe, planned.phase, shape.change_learning(sees="both"), target.manifest)
+    average = measure_phase(target.recipe, planned.phase, target.manifest, shape.change_learning(sees="both"))
     again = 4 / 3 if target.recipe.compute.checkpoint_activations else 1.0
-    flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.ranks * target.tensor
+    flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.all_ranks
     published = (shape.layers, shape.hidden, ranks) == MEGATRON[:3] and "v100" in target.where
     beside = f"; Megatron-LM published {MEGATRON[3]} for this model on {ranks} V100" if published else ""
     return f"{planned.phase.name}: {flops / 1e15:,.1f} PFLOP/s, {flops / ranks / 1e12:,.1f} TFLOP/s a rank{beside}"

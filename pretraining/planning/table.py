@@ -11,6 +11,7 @@ from rich.text import Text
 
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
+from pretraining.config.settings import Phase
 from pretraining.objectives.declaration import num_parameters
 from pretraining.planning.cost import StepTime
 from pretraining.planning.plan import PhasePlan, Plan, Target, name_numbers, sum_known
@@ -33,16 +34,16 @@ def render_plan(plan: Plan) -> RenderableType:
     return Group(_describe_model(plan.target), "", _phase_table(plan), "", _memory_table(plan), "", *notes, *warning)
 
 
-def render_cluster(target: Target, plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
-    """Renders the plans of a cluster: memory, the ZeRO stages, and the parts of a step's time."""
+def render_cluster(plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
+    """Renders the plans of a cluster, first that of the recipe's ZeRO stage: memory, and the parts of a step's time."""
     own, parts = plans[0], list[RenderableType]()
-    for number in range(len(target.recipe.phases)):
-        parts += [_needs_table(target, number), ""]
+    for phase in own.target.recipe.phases:
+        parts += [_needs_table(own.target, phase), ""]
     parts += [_stage_table(plans, hour_price), ""]
     if own.fits:
         bars = (f"{planned.phase.name:<12} {_draw_bar(planned.step)}" for planned in own.phases if planned.step)
         legend = " " * 13 + "  ".join(f"{PARTS[name]} {name}" for name in _list_parts(own))
-        parts += [f"{_name_stage(target, own.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
+        parts += [f"{_name_stage(own.target, own.target.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
         parts += [*_advise(plans), ""]
     return Group(*parts)
 
@@ -52,7 +53,7 @@ def render_scale(plans: Iterable[Plan], hour_price: float | None) -> RenderableT
     rows = []
     for plan in plans:
         time, price = _format_duration(plan.seconds), _format_price(plan, hour_price)
-        rows.append([f"{plan.target.ranks * plan.target.tensor:,}", f"{plan.efficiency:.1%}", time, price])
+        rows.append([f"{plan.target.all_ranks:,}", f"{plan.efficiency:.1%}", time, price])
     return _make_table(["GPUs", "efficiency", "time", "cost"], rows)
 
 
@@ -67,12 +68,12 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _describe_model(target: Target) -> str:
-    shape, ranks, tensor = target.shape, target.ranks * target.tensor, target.tensor
+    shape, ranks, tensor = target.shape, target.all_ranks, target.tensor
     shared = f", {tensor} to a model" if tensor > 1 else ""
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
         f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {name_numbers(target.recipe, target.dtype)} on {ranks} "
-        f"rank{'s' * (ranks > 1)}{shared}, ZeRO {target.recipe.parallel.zero}, {target.recipe.optimizer.name}"
+        f"rank{'s' * (ranks > 1)}{shared}, ZeRO {target.zero}, {target.recipe.optimizer.name}"
     )
 
 
@@ -104,17 +105,17 @@ def _phase_row(planned: PhasePlan, ranks: int) -> list[str]:
 
 
 def _memory_table(plan: Plan) -> Table:
-    rows = []
+    rows, activations = [], plan.activations
     for memory in plan.memories:
-        kept, recomputed = (memory.device + size for size in (plan.activations.kept, plan.activations.recomputed))
+        kept, recomputed = (memory.device + size for size in activations)
         amounts = (memory.weights, memory.gradients, memory.optimizer, memory.host, kept, recomputed)
         rows.append([_name_stage(plan.target, memory.zero), *map(_format_gigabytes, amounts)])
     title = "memory of a rank, GB, an estimate"
     return _make_table([title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed"], rows)
 
 
-def _name_stage(target: Target, zero: int) -> str:
-    return f"ZeRO {zero}" + " (this recipe)" * (zero == target.recipe.parallel.zero)
+def _name_stage(own: Target, zero: int) -> str:
+    return f"ZeRO {zero}" + " (this recipe)" * (zero == own.zero)
 
 
 def _format_learning_rates(schedule: PhaseSchedule) -> str:
@@ -146,43 +147,42 @@ def _format_gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f}" if size >= 1e10 else f"{size / 1e9:.2f}"
 
 
-def _needs_table(target: Target, number: int) -> Table:
+def _needs_table(target: Target, phase: Phase) -> Table:
     """Makes a table of a rank's memory in a phase, by ZeRO stage and micro-batch."""
-    phase, rows = target.recipe.phases[number], []
-    sizes = _choose_sizes(target, number)
-    for zero in target.stages:
-        needed = [target.bytes_needed(phase, zero, size) for size in sizes]
+    sizes, rows = _choose_sizes(target, phase), []
+    for other in target.stages:
+        needed = [other.bytes_needed(phase, size) for size in sizes]
         cells = (f"{each / 1e9:,.1f}" + ("" if each <= target.room.usable else " !") for each in needed)
-        rows.append([_name_stage(target, zero), f"{target.plan_memory(zero).device / 1e9:,.1f}", *cells])
+        rows.append([_name_stage(target, other.zero), f"{other.plan_memory().device / 1e9:,.1f}", *cells])
     return _make_table([f"{phase.name}: GB a GPU", "state", *(f"micro-batch {size}" for size in sizes)], rows)
 
 
-def _choose_sizes(target: Target, number: int) -> list[int]:
+def _choose_sizes(target: Target, phase: Phase) -> list[int]:
     """Chooses micro-batches around the largest that fits under any stage, at least a factor of two apart."""
-    phase, spaced = target.recipe.phases[number], list[int]()
+    spaced = list[int]()
     for size in target.sizes(phase):
         if not spaced or size >= 2 * spaced[-1]:
             spaced.append(size)
-    fitting = [size for size in spaced if any(target.fits(phase, zero, size) for zero in target.stages)]
+    fitting = [size for size in spaced if any(other.fits(phase, size) for other in target.stages)]
     return spaced[max(0, len(fitting) - COLUMNS + 1) :][:COLUMNS]
 
 
-def _stage_table(plans: Iterable[Plan], hour_price: float | None) -> Table:
+def _stage_table(plans: Sequence[Plan], hour_price: float | None) -> Table:
     """Makes a table of the fastest micro-batches of every ZeRO stage."""
     columns, rows = ["micro x accumulated", "GB a GPU", "sequences/s", "efficiency"], []
     for plan in plans:
-        cells = [["does not fit"], [""], [""], [""]]
+        cells = ["does not fit"]
         if plan.fits:
-            cells = [list(column) for column in zip(*(_list_choice(plan, each) for each in plan.phases), strict=True)]
-        total = [_format_duration(plan.seconds), _format_price(plan, hour_price)] if plan.fits else ["", ""]
-        rows.append([_name_stage(plan.target, plan.zero), *map("\n".join, cells), *total])
+            choices = zip(*(_list_choice(plan, each) for each in plan.phases), strict=True)
+            cells = [*map("\n".join, choices), _format_duration(plan.seconds), _format_price(plan, hour_price)]
+        rows.append([_name_stage(plans[0].target, plan.target.zero), *cells])
     return _make_table(["fastest of each", *columns, "time", "cost"], rows)
 
 
 def _list_choice(plan: Plan, planned: PhasePlan) -> tuple[str, ...]:
     return (
         f"{planned.micro_batch} x {planned.accumulation}",
-        f"{plan.target.bytes_needed(planned.phase, plan.zero, planned.micro_batch) / 1e9:,.1f}",
+        f"{plan.target.bytes_needed(planned.phase, planned.micro_batch) / 1e9:,.1f}",
         f"{planned.phase.batch / planned.step_seconds:,.0f}",
         f"{planned.efficiency:.1%}",
     )
@@ -199,7 +199,7 @@ def _advise(plans: Sequence[Plan]) -> Iterator[str]:
 
 def _write_flags(plan: Plan) -> str:
     sizes = (f"--phases.{number}.micro_batch {planned.micro_batch}" for number, planned in enumerate(plan.phases))
-    return f"--parallel.zero {plan.zero} {' '.join(sizes)}"
+    return f"--parallel.zero {plan.target.zero} {' '.join(sizes)}"
 
 
 def _step_table(plan: Plan) -> Table:
@@ -228,5 +228,4 @@ def _draw_bar(step: StepTime) -> str:
 
 def _format_price(plan: Plan, hour_price: float | None) -> str:
     """Formats the price of all GPUs for the time of a plan; empty without a price per hour."""
-    ranks = plan.target.ranks * plan.target.tensor
-    return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * ranks * hour_price:,.0f}"
+    return "" if hour_price is None else f"{(plan.seconds or 0) / 3600 * plan.target.all_ranks * hour_price:,.0f}"

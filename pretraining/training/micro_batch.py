@@ -84,9 +84,9 @@ class MicroBatches:
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
             mesh = Rehearsal(tensor_rank=self._engine.mesh.tensor_rank, tensor_ranks=self._engine.mesh.tensor_ranks)
-            reserve = memory_to_reserve(self._target.plan_memory(zero).device, device)
+            reserve = memory_to_reserve(self._target.plan_memory().device, device)
             return partial(fits_in_trial, self._target.heaviest(phase), device, reserve, mesh=mesh)
-        return partial(self._target.fits, phase, zero)
+        return partial(self._target.fits, phase)
 
     def explain_shortage(self, number: int, phase: Phase) -> UserError:
         """Returns an error that names a micro-batch that fits, after a step of this rank ran out of memory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from data_prep.shards import Manifest
@@ -14,10 +16,6 @@ from pretraining.processes.cores import CoreWatch
 from pretraining.reporting.hardware import measure_flops
 from pretraining.training.micro_batch import measure_room
 
-UNKNOWN_HOURS = (
-    "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
-    "the throughput, --pieces-per-second"
-)
 LEAST_STRETCH = 0.3
 """Seconds of a measurement that are enough to see whether other programs took part of the cores."""
 
@@ -49,8 +47,5 @@ def plan_run(
             measured = measure_flops(device, DTYPES[dtype])
             notes.append(cores.word() if device.type == "cpu" else None)
     room = measure_room(device, ranks * recipe.parallel.tensor) if gpu_memory is None else Room(1e9 * gpu_memory)
-    assumed = [note for note in notes if note] + [UNKNOWN_HOURS] * (not pieces_per_second and not measured)
-    target = Target(
-        recipe, manifest, dtype, room, ranks, pieces_per_second=pieces_per_second, flops_per_second=measured
-    )
-    return build_plan(target, assumed)
+    target = Target(recipe, manifest, dtype, room, ranks, notes=tuple(filter(None, notes)))
+    return build_plan(replace(target, pieces_per_second=pieces_per_second, flops_per_second=measured))

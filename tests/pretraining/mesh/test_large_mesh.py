@@ -61,7 +61,7 @@ def test_a_rank_of_512_has_the_shares_that_were_planned() -> None:
     assert {name: found[name] for name in wanted} == wanted
     assert len(shares.divisions) == 1 + 72 * 6
     numbers = sum(weight.numel() for weight in model.parameters())
-    planned = make_target(recipe, None, "v100-32", RANKS // 8, 8).plan_memory(1)
+    planned = make_target(recipe, None, "v100-32", RANKS // 8, 8).plan_memory()
     assert planned.weights == 2 * numbers
     assert planned.optimizer == 12 * numbers / 64
 

@@ -71,10 +71,10 @@ def test_long_sequences_can_always_be_computed_one_by_one() -> None:
 def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:
     recipe = load_recipe(RECIPES / "bert_base_adam.toml")
     phase, target = recipe.phases[0], Target(recipe, None, "bf16", Room(0), ranks=1)
-    needed = target.bytes_needed(phase, 1, 64)
+    needed = target.bytes_needed(phase, 64)
 
     def fits(sequences: int, **room: Any) -> bool:
-        return replace(target, room=Room(**room)).fits(phase, 1, sequences)
+        return replace(target, room=Room(**room)).fits(phase, sequences)
 
     assert not fits(64, size=needed)
     assert fits(64, size=1.1 * needed)
