@@ -26,7 +26,7 @@ from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, PLAN, Manifest, ShardS
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import make_token_schema
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import Record, WorkFolder
+from data_prep.work import WorkFolder
 
 SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
 
@@ -152,10 +152,13 @@ def _read_unshuffled(wanted: Wanted) -> tuple[Example, bool]:
         raise DamageError(f"{folder / PLAN}: settings.lengths is empty: it was edited or is damaged")
     length = min(settings.lengths) if wanted.length is None else wanted.length
     number = settings.duplicates if wanted.validation else wanted.duplicate
+    files = []
     filled = (record for record in work.read_records(f"examples-{length}") if record.files)
-    records = sorted(filled, key=lambda record: record.path)
-    places = [_find_place(record, number) for record in records]
-    files = [(folder / path, at) for path, at in places if (folder / path).exists()]  # those of shards are gone
+    for record in sorted(filled, key=lambda record: record.path):
+        has_own = 0 <= number < len(record.files) > 1  # each set has a file, or one has them all as record batches
+        name, at = (record.files[number].path, 0) if has_own else (record.path, number)
+        if (folder / name).exists():  # those of shards are gone
+            files.append((folder / name, at))
     for path, at in files:
         reader = map_batches(path)
         if not 0 <= at < reader.num_record_batches:
@@ -170,13 +173,6 @@ def _read_unshuffled(wanted: Wanted) -> tuple[Example, bool]:
         f"{folder}: not finished, and no such example yet; "
         f"files of examples of length {length} so far: {len(files)}. Run shard.py again to continue"
     )
-
-
-def _find_place(record: Record, set_index: int) -> tuple[str, int]:
-    """Finds the file and the record batch of a set among the examples of a part: one file has all, or each has one."""
-    if 0 <= set_index < len(record.files) > 1:
-        return record.files[set_index].path, 0
-    return record.path, set_index
 
 
 def _is_of_examples(schema: pa.Schema, length: int) -> bool:
@@ -258,10 +254,8 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     segments = {"A": Text("A  "), "B": Text("B  ")}
     for piece in mark_pieces(example, vocabulary):
         segments[piece.segment].append("" if piece.is_glued else " ").append(piece.spelling, STYLES.get(piece.style))
-    legend = Text("")
     samples = {"masked": f"word→{vocabulary.special_pieces.mask}", "replaced": "word→other", "kept": "=word="}
-    for style, sample in samples.items():
-        legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])
+    legend = Text("  ").join(Text(f"{style} ").append(sample, STYLES[style]) for style, sample in samples.items())
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
 
 
@@ -291,13 +285,12 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
     manifest = Manifest.read(folder)
     origins = list(find_origins_of_folder(folder, str(folder)))
     found = list(_find_rows(_map_documents(origins), title=wanted))
-    is_number = not found and wanted.isdecimal()
-    if is_number:
-        found = _find_by_number(folder, manifest, origins, int(wanted))
+    if not found and wanted.isdecimal():
+        found = _find_by_number(folder, manifest, origins, int(wanted))[:1]
     if not found:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
     documents = [_read_document(*place) for place in found[:MOST_LISTED]]
-    if len(found) > 1 and not is_number:
+    if len(found) > 1:
         names = "\n".join(f"  {document.source} {document.id}" for document in documents)
         more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
         raise UserError(
