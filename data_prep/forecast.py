@@ -105,38 +105,39 @@ def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> 
     text = amount.sources * costs.text
     found: list[StepForecast] = []
 
-    def expect(name: str, tasks: int, step: str, disk: float, opening: float = 0) -> None:
-        found.append(StepForecast(name, tasks, costs.seconds.get(step, 0) * text + opening, disk))
+    def expect(step: str, tasks: int, disk: float, opening: float = 0, name: str = "") -> None:
+        seconds = costs.seconds.get(step, 0) * text + opening
+        found.append(StepForecast(name or step.replace("-", " "), tasks, seconds, disk))
 
-    def written(step: str) -> float:
+    def estimate_size(step: str) -> float:
         return costs.written.get(step, 0) * text
 
-    documents, tokens = written(READ.name), written(ENCODE.name)
+    documents, tokens = estimate_size(READ.name), estimate_size(ENCODE.name)
     if text:
-        expect("documents", parts, "documents", documents)
-        expect("tokens", parts, "tokens", documents + tokens)
+        expect(READ.name, parts, documents)
+        expect(ENCODE.name, parts, documents + tokens)
     if settings.documents_only:
         return found
     text += amount.taken
     if settings.near_copies is not None:
-        for name in NEAR_STEPS:
-            expect(name.replace("-", " "), min(parts, MOST_STRETCHES), name, tokens + sum(map(written, NEAR_STEPS)))
-        tokens += written(ENCODE.name)  # what is left of a file is another one
+        for step in NEAR_STEPS:
+            expect(step, min(parts, MOST_STRETCHES), tokens + sum(map(estimate_size, NEAR_STEPS)))
+        tokens += estimate_size(ENCODE.name)  # what is left of a file is another one
     text *= amount.repeated
-    kept, sets = tokens + (amount.repeated != 1) * written(ENCODE.name), settings.duplicates + 1
+    kept, sets = tokens + (amount.repeated != 1) * estimate_size(ENCODE.name), settings.duplicates + 1
     sweeps = -(-sets // TOGETHER) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
     for length in settings.lengths:
-        made, stored = written(f"examples-{length}"), written(f"shards-{length}")
-        expect(f"examples {length}", parts, f"examples-{length}", kept + made, parts * sweeps * OPEN_SECONDS)
+        made, stored = estimate_size(f"examples-{length}"), estimate_size(f"shards-{length}")
+        expect(f"examples-{length}", parts, kept + made, parts * sweeps * OPEN_SECONDS)
         files = SortedFiles(length, parts)
         for _, _, target in merging_rounds(files, int(made), sets):
             disk = kept + made * (1 + 1 / target.num_files)
-            expect(f"merge {length}", target.num_files, f"merged-{length}-1", disk)
+            expect(f"merged-{length}-1", target.num_files, disk, name=f"merge {length}")
             files = target
         shards = max(sets, round(stored / settings.shard_bytes))
         opening = shards * files.num_files * SLICE_SECONDS
         disk = kept + max(made, stored) * (1 + 1 / sets)  # the examples of a set go when its shards are there
-        expect(f"shards {length}", shards, f"shards-{length}", disk, opening)
+        expect(f"shards-{length}", shards, disk, opening)
         kept += stored
     return found
 
