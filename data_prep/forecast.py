@@ -11,13 +11,12 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.table import Table
 
 from data_prep.common.errors import UserError
 from data_prep.common.progress import duration
@@ -49,22 +48,15 @@ EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
 """Bytes of text for a compressed byte, if there is no sample."""
 
 
-@dataclass
-class Costs:
-    """Costs of a byte of text: core seconds by step, and bytes on the disk."""
+class Costs(NamedTuple):
+    """Costs of a byte of text, by the names of the steps."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
-    """By the names of the steps."""
+    seconds: dict[str, float]
+    """Core seconds."""
+    written: dict[str, float]
+    """Bytes of the files that a step writes."""
     text: float = 1.0
     """Bytes of text for a byte of the sources."""
-    documents: float = 1.03
-    tokens: float = 0.48
-    near_copies: float = 0.2
-    """Bytes of the keys and candidates of the search for near copies."""
-    examples: dict[int, float] = field(default_factory=dict)
-    """Bytes of all sets of a length before they are in shards, by length."""
-    shards: dict[int, float] = field(default_factory=dict)
-    """Bytes of the shards of all sets of a length, by length."""
 
 
 class StepForecast(NamedTuple):
@@ -78,16 +70,14 @@ class StepForecast(NamedTuple):
     """Bytes on the disk, at most, while the step runs."""
 
 
-@dataclass(frozen=True)
-class Text:
+class Text(NamedTuple):
     """The text of a run: files to read, and documents of other folders."""
 
     files: list[SourceFile]
-    origins: Origins = field(default_factory=Origins)
+    origins: Origins
 
 
-@dataclass(frozen=True)
-class Amount:
+class Amount(NamedTuple):
     """How much text a run has."""
 
     sources: float
@@ -113,47 +103,53 @@ class Amount:
 def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> list[StepForecast]:
     """Estimates the costs of all steps, for an amount of text in `parts` parts."""
     text = amount.sources * costs.text
-    documents, tokens = costs.documents * text, costs.tokens * text
     found: list[StepForecast] = []
 
-    def expect(name: str, tasks: int, step: str, disk: float, opening: float = 0) -> None:
-        found.append(StepForecast(name, tasks, costs.seconds.get(step, 0) * text + opening, disk))
+    def expect(step: str, tasks: int, disk: float, opening: float = 0, name: str = "") -> None:
+        seconds = costs.seconds.get(step, 0) * text + opening
+        found.append(StepForecast(name or step.replace("-", " "), tasks, seconds, disk))
 
+    def estimate_size(step: str) -> float:
+        return costs.written.get(step, 0) * text
+
+    documents, tokens = estimate_size(READ.name), estimate_size(ENCODE.name)
     if text:
-        expect("documents", parts, "documents", documents)
-        expect("tokens", parts, "tokens", documents + tokens)
+        expect(READ.name, parts, documents)
+        expect(ENCODE.name, parts, documents + tokens)
     if settings.documents_only:
         return found
     text += amount.taken
     if settings.near_copies is not None:
-        for name in NEAR_STEPS:
-            expect(name.replace("-", " "), min(parts, MOST_STRETCHES), name, tokens + costs.near_copies * text)
-        tokens += costs.tokens * text  # what is left of a file is another one
+        for step in NEAR_STEPS:
+            expect(step, min(parts, MOST_STRETCHES), tokens + sum(map(estimate_size, NEAR_STEPS)))
+        tokens += estimate_size(ENCODE.name)  # what is left of a file is another one
     text *= amount.repeated
-    kept, sets = tokens + (amount.repeated != 1) * costs.tokens * text, settings.duplicates + 1
+    kept, sets = tokens + (amount.repeated != 1) * estimate_size(ENCODE.name), settings.duplicates + 1
     sweeps = -(-sets // TOGETHER) * (parts if parts <= FEW_PARTS else PARTNER_PARTS) if settings.pairs == "nsp" else 0
     for length in settings.lengths:
-        made, written = costs.examples.get(length, 0) * text, costs.shards.get(length, 0) * text
-        expect(f"examples {length}", parts, f"examples-{length}", kept + made, parts * sweeps * OPEN_SECONDS)
+        made, stored = estimate_size(f"examples-{length}"), estimate_size(f"shards-{length}")
+        expect(f"examples-{length}", parts, kept + made, parts * sweeps * OPEN_SECONDS)
         files = SortedFiles(length, parts)
         for _, _, target in merging_rounds(files, int(made), sets):
             disk = kept + made * (1 + 1 / target.num_files)
-            expect(f"merge {length}", target.num_files, f"merged-{length}-1", disk)
+            expect(f"merged-{length}-1", target.num_files, disk, name=f"merge {length}")
             files = target
-        shards = max(sets, round(written / settings.shard_bytes))
+        shards = max(sets, round(stored / settings.shard_bytes))
         opening = shards * files.num_files * SLICE_SECONDS
-        disk = kept + max(made, written) * (1 + 1 / sets)  # the examples of a set go when its shards are there
-        expect(f"shards {length}", shards, f"shards-{length}", disk, opening)
-        kept += written
+        disk = kept + max(made, stored) * (1 + 1 / sets)  # the examples of a set go when its shards are there
+        expect(f"shards-{length}", shards, disk, opening)
+        kept += stored
     return found
 
 
 def make_usual_costs(settings: Settings) -> Costs:
     """Returns the costs on the disk of English text, for a warning without a sample."""
-    made = PIECES * PIECE_BYTES * (settings.duplicates + settings.validation)
-    shards = dict.fromkeys(settings.lengths, made)
-    keys = {length: 2 * 8 * PIECES * settings.duplicates / length for length in settings.lengths}  # half full
-    return Costs(shards=shards, examples={length: shards[length] + keys[length] for length in settings.lengths})
+    written = {READ.name: 1.03, ENCODE.name: 0.48, NEAR_STEPS[0]: 0.2}
+    for length in settings.lengths:
+        stored = PIECES * PIECE_BYTES * (settings.duplicates + settings.validation)
+        keys = 2 * 8 * PIECES * settings.duplicates / length  # half full
+        written |= {f"shards-{length}": stored, f"examples-{length}": stored + keys}
+    return Costs({}, written)
 
 
 def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
@@ -180,7 +176,7 @@ def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, fold
         documents, read = read_sample(steps, make_bundles(text.files))
         runner.seconds[READ.name] = time.perf_counter() - start
         files = [file for record in documents for file in record.files]
-        size = sum(file.text_bytes for file in files)
+        runner.written[READ.name] = sum(file.size for file in files)
         taken = [take_file(task) for task in choose_sample(text.origins, steps.folder)]
         if not (files or taken):
             if any(record.num_filtered for record in documents):
@@ -193,22 +189,18 @@ def measure_costs(settings: Settings, given: Vocabulary | None, text: Text, fold
         tokens = Joined((taken, steps.cut_documents(documents, vocabulary)))
         mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
         made = steps.make_shards(tokens, vocabulary)
+    for length in settings.lengths:
+        schema = example_schema(length, len(vocabulary), 1 << 24)
+        sets = (figures for figures in made.figures if figures.length == length)
+        runner.written[f"shards-{length}"] = sum(estimate_bytes(figures, schema) for figures in sets)
+    size = sum(file.text_bytes for file in files)
     everything = size + sum(record.text_bytes for record in taken)
-    shards: Counter[int] = Counter()
-    for figures in made.figures:
-        shards[figures.length] += estimate_bytes(figures, example_schema(figures.length, len(vocabulary), 1 << 24))
-    of_text = (READ.name, COUNT.name, ENCODE.name)
-    return Costs(
-        seconds={
-            name: seconds / max(size if name in of_text else everything, 1) for name, seconds in runner.seconds.items()
-        },
-        text=size / max(read, 1),
-        documents=sum(file.size for file in files) / max(size, 1),
-        tokens=runner.written.get(ENCODE.name, 0) / max(size, 1),
-        near_copies=sum(runner.written.get(name, 0) for name in NEAR_STEPS) / everything,
-        examples={length: runner.written[SortedFiles(length, 1).step] / everything for length in settings.lengths},
-        shards={length: size / everything for length, size in shards.items()},
-    )
+
+    def divide(costs: Mapping[str, float]) -> dict[str, float]:
+        of_text = (READ.name, COUNT.name, ENCODE.name)
+        return {name: cost / max(size if name in of_text else everything, 1) for name, cost in costs.items()}
+
+    return Costs(divide(runner.seconds), divide(runner.written), size / max(read, 1))
 
 
 def choose_sample(origins: Origins, folder: Path) -> Iterator[TakeTask]:
@@ -252,26 +244,21 @@ def print_forecast(
     if not (bundles or kept):
         raise UserError("the files have nothing in them to read")
     costs = measure_costs(settings, given, text, folder, console)
-    amount = replace(Amount.from_text(settings, text), sources=sum(file.size for file in text.files))
-    read = max(len(bundles), round(amount.sources * costs.text / bundles[0].part_bytes)) if bundles else 0
+    amount = Amount.from_text(settings, text)._replace(sources=sum(file.size for file in text.files))
+    size = amount.sources * costs.text
+    read = max(len(bundles), round(size / bundles[0].part_bytes)) if bundles else 0
     steps = plan_steps(settings, costs, amount, read + len(kept))
-    console.print(make_forecast_table(steps, workers))
-    seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
-    count = sum(step.tasks for step in steps if step.name.startswith("shards"))
-    of_examples = (amount.sources * costs.text + amount.taken) * amount.repeated
-    shards = format_size(sum(costs.shards.values()) * of_examples * bool(count))
-    trained = "" if given else ", and up to a minute or two for the vocabulary"
-    console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
-    largest = format_size(max(step.disk for step in steps))
-    console.print(f"disk: {largest} at the largest, of which {shards} in {count:,} shards stay")
-    if note := describe_disk_need(folder, steps):
-        console.print(f"warning: {note}", markup=False, style="yellow", soft_wrap=True)
-
-
-def make_forecast_table(steps: list[StepForecast], workers: int) -> Table:
-    """Makes the table of the steps and their costs."""
     table = make_table("step", ">tasks", ">on one core", f">on {workers} workers", ">on the disk", ">files")
     for step in steps:
         times = (duration(step.core_seconds), duration(step.core_seconds / min(workers, step.tasks)))
         table.add_row(step.name, f"{step.tasks:,}", *times, format_size(step.disk), f"{step.tasks:,}")
-    return table
+    console.print(table)
+    seconds = sum(step.core_seconds / min(workers, step.tasks) for step in steps)
+    trained = "" if given else ", and up to a minute or two for the vocabulary"
+    console.print(f"time: {duration(seconds)} on {workers} workers like this one{trained}")
+    shards = sum(step.tasks for step in steps if step.name.startswith("shards"))
+    stored = sum(costs.written[f"shards-{length}"] for length in settings.lengths) * bool(shards)
+    stay = f"{format_size(stored * (size + amount.taken) * amount.repeated)} in {shards:,} shards stay"
+    console.print(f"disk: {format_size(max(step.disk for step in steps))} at the largest, of which {stay}")
+    if note := describe_disk_need(folder, steps):
+        console.print(f"warning: {note}", markup=False, style="yellow", soft_wrap=True)

@@ -68,13 +68,12 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Reason:
-    """A reason for which something was left out."""
+    """A reason for which documents were left out."""
 
     name: str
     count: int
+    """Documents."""
     meaning: str
-    of: str = "documents"
-    """The unit of the count: documents or places."""
 
 
 def list_reasons(manifest: Manifest) -> Iterator[Reason]:

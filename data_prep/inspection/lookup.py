@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -25,7 +26,7 @@ from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, PLAN, Manifest, ShardS
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import make_token_schema
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import Record, WorkFolder
+from data_prep.work import WorkFolder
 
 SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
 
@@ -79,9 +80,14 @@ def find_example(wanted: Wanted) -> tuple[Example, Vocabulary]:
     """Reads an example and the vocabulary that its pieces are of; raises UserError where there is no such example."""
     example, cased = _read_unshuffled(wanted) if is_unfinished(wanted.data) else _read_finished(wanted)
     vocabulary = load_vocabulary(wanted.data, cased)
-    if max([*example.pieces, *example.labels.values()], default=0) >= len(vocabulary):
-        raise DamageError(f"{wanted.data}: example {wanted.index} has a piece beyond its {vocabulary.file}")
+    require_known([*example.pieces, *example.labels.values()], vocabulary, f"{wanted.data}: example {wanted.index} has")
     return example, vocabulary
+
+
+def require_known(pieces: Iterable[int], vocabulary: Vocabulary, subject: str) -> None:
+    """Raises DamageError, whose sentence begins with a subject and a verb, where the vocabulary lacks a piece."""
+    if max(pieces, default=0) >= len(vocabulary):
+        raise DamageError(f"{subject} a piece beyond its {vocabulary.file}")
 
 
 def _read_finished(wanted: Wanted) -> tuple[Example, bool]:
@@ -103,8 +109,8 @@ def _read_finished(wanted: Wanted) -> tuple[Example, bool]:
         row -= record.rows
     batch = read_examples(record.find(folder), manifest, length, record.rows)
     example = read_example(batch, row, length, folder / record.path)
-    source = name_document(read_document_row(folder, example.document))
-    return replace(example, source=source), manifest.vocabulary.cased
+    rows = read_document_rows(folder, [example.document])
+    return replace(example, source=name_document(rows.get(example.document, {}))), manifest.vocabulary.cased
 
 
 def read_examples(path: Path, manifest: Manifest, length: int, rows: int) -> pa.RecordBatch:
@@ -114,6 +120,16 @@ def read_examples(path: Path, manifest: Manifest, length: int, rows: int) -> pa.
         raise DamageError(f"{path}: its columns are not those of an example of length {length}:\n{batch.schema}")
     if batch.num_rows != rows:
         raise DamageError(f"{path}: {batch.num_rows:,} examples, its record says {rows:,}")
+    return batch
+
+
+def read_kept(path: Path, rows: int, vocabulary_size: int) -> pa.RecordBatch:
+    """Maps a file of documents in pieces; raises DamageError unless it has the columns and the number of rows."""
+    batch = read_batch(map_batches(path), 0, path)
+    if batch.schema != make_token_schema(vocabulary_size):
+        raise DamageError(f"{path}: its columns are not those of documents in pieces")
+    if batch.num_rows != rows:
+        raise DamageError(f"{path}: {batch.num_rows:,} documents, its record says {rows:,}")
     return batch
 
 
@@ -136,10 +152,13 @@ def _read_unshuffled(wanted: Wanted) -> tuple[Example, bool]:
         raise DamageError(f"{folder / PLAN}: settings.lengths is empty: it was edited or is damaged")
     length = min(settings.lengths) if wanted.length is None else wanted.length
     number = settings.duplicates if wanted.validation else wanted.duplicate
+    files = []
     filled = (record for record in work.read_records(f"examples-{length}") if record.files)
-    records = sorted(filled, key=lambda record: record.path)
-    places = [_find_place(record, number) for record in records]
-    files = [(folder / path, at) for path, at in places if (folder / path).exists()]  # those of shards are gone
+    for record in sorted(filled, key=lambda record: record.path):
+        has_own = 0 <= number < len(record.files) > 1  # each set has a file, or one has them all as record batches
+        name, at = (record.files[number].path, 0) if has_own else (record.path, number)
+        if (folder / name).exists():  # those of shards are gone
+            files.append((folder / name, at))
     for path, at in files:
         reader = map_batches(path)
         if not 0 <= at < reader.num_record_batches:
@@ -156,13 +175,6 @@ def _read_unshuffled(wanted: Wanted) -> tuple[Example, bool]:
     )
 
 
-def _find_place(record: Record, set_index: int) -> tuple[str, int]:
-    """Finds the file and the record batch of a set among the examples of a part: one file has all, or each has one."""
-    if 0 <= set_index < len(record.files) > 1:
-        return record.files[set_index].path, 0
-    return record.path, set_index
-
-
 def _is_of_examples(schema: pa.Schema, length: int) -> bool:
     """Returns whether a schema has the columns of examples and the shuffling key."""
     columns = pa.schema(list(schema)[:-1])
@@ -172,11 +184,6 @@ def _is_of_examples(schema: pa.Schema, length: int) -> bool:
 def name_document(row: Mapping[str, str]) -> str:
     """Names a document by its source, id and title, as far as it has these."""
     return " ".join(row[name] for name in ("source", "id", "title") if row.get(name))
-
-
-def read_document_row(folder: Path, number: int) -> dict[str, str]:
-    """Reads the row of the table of documents that has a number; an empty one where there is none."""
-    return read_document_rows(folder, [number]).get(number, {})
 
 
 def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[str, str]]:
@@ -217,40 +224,29 @@ class MarkedPiece(NamedTuple):
     segment: Literal["A", "B"]
     style: str
     """A key of STYLES; "" for plain text."""
-    now: str
     was: str
     """The original piece."""
-    begins: bool
-    """Whether it is the first of its segment."""
-    text: str
-    """The piece that the model reads, without what marks its place in a word."""
-    is_close: bool
-    """Whether the original piece continues the word before it."""
-
-    @property
-    def spelling(self) -> str:
-        """Spells the piece; one that is to be predicted with what the model reads in its place."""
-        signs = {"masked": f"{self.was}→{self.now}", "replaced": f"{self.was}→{self.now}", "kept": f"={self.was}="}
-        return signs.get(self.style) or self.text
-
-    @property
-    def is_glued(self) -> bool:
-        """Whether the piece stands close to the one before it, whose word it continues."""
-        return self.begins or self.is_close
+    spelling: str
+    """The piece without what marks its place in a word; one to be predicted with what the model reads in its place."""
+    is_glued: bool
+    """Whether no blank stands before it: it continues a word, or is the first of its segment."""
 
 
 def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
     """Yields the pieces of an example with their styles."""
     mask, separator = vocabulary.special.mask, vocabulary.special.sep
     for position, piece in enumerate(example.pieces):
-        label = example.labels.get(position)
-        now, was = vocabulary.spell_alone(piece), None if label is None else vocabulary.spell_alone(label)
-        style = "masked" if piece == mask and was is not None else _style(position, now, was, piece == separator)
+        original = example.labels.get(position, piece)
+        now, was = vocabulary.spell_alone(piece), vocabulary.spell_alone(original)
+        if position not in example.labels:
+            style = "special" if position == 0 or piece == separator else ""
+        else:
+            style = "masked" if piece == mask else "kept" if now == was else "replaced"
+        spelling = {"masked": f"{was}→{now}", "replaced": f"{was}→{now}", "kept": f"={was}="}.get(style)
         segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
+        is_close = style != "kept" and bool(vocabulary.is_close[original])
         begins = position in (0, example.boundary)
-        text = vocabulary.spell([piece])
-        close = style != "kept" and bool(vocabulary.is_close[piece if label is None else label])
-        yield MarkedPiece(segment, style, now, now if was is None else was, begins, text, close)
+        yield MarkedPiece(segment, style, was, spelling or vocabulary.spell([piece]), begins or is_close)
 
 
 def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
@@ -258,18 +254,9 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     segments = {"A": Text("A  "), "B": Text("B  ")}
     for piece in mark_pieces(example, vocabulary):
         segments[piece.segment].append("" if piece.is_glued else " ").append(piece.spelling, STYLES.get(piece.style))
-    legend = Text("")
     samples = {"masked": f"word→{vocabulary.special_pieces.mask}", "replaced": "word→other", "kept": "=word="}
-    for style, sample in samples.items():
-        legend.append(f"{style} " if not legend else f"  {style} ").append(sample, STYLES[style])
+    legend = Text("  ").join(Text(f"{style} ").append(sample, STYLES[style]) for style, sample in samples.items())
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
-
-
-def _style(position: int, now: str, was: str | None, separates: bool) -> str:
-    """Returns the key of STYLES for a piece; "" for plain text."""
-    if was is None:
-        return "special" if position == 0 or separates else ""
-    return "kept" if now == was else "replaced"
 
 
 MOST_LISTED = 10  # documents of one title that are listed
@@ -298,21 +285,19 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
     manifest = Manifest.read(folder)
     origins = list(find_origins_of_folder(folder, str(folder)))
     found = list(_find_rows(_map_documents(origins), title=wanted))
-    is_number = not found and wanted.isdecimal()
-    if is_number:
-        found = _find_by_number(folder, manifest, origins, int(wanted))
+    if not found and wanted.isdecimal():
+        found = _find_by_number(folder, manifest, origins, int(wanted))[:1]
     if not found:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
     documents = [_read_document(*place) for place in found[:MOST_LISTED]]
-    if len(found) > 1 and not is_number:
+    if len(found) > 1:
         names = "\n".join(f"  {document.source} {document.id}" for document in documents)
         more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
         raise UserError(
             f"--document {wanted}: {len(found):,} documents have this title; give the number of one\n{names}{more}"
         )
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
-    if max((max(sentence, default=0) for sentence in documents[0].sentences), default=0) >= len(vocabulary):
-        raise DamageError(f"{folder}: document {wanted} has a piece beyond its {vocabulary.file}")
+    require_known(chain.from_iterable(documents[0].sentences), vocabulary, f"{folder}: document {wanted} has")
     return documents[0], vocabulary
 
 
@@ -330,8 +315,8 @@ def _find_by_number(folder: Path, manifest: Manifest, origins: list[Origin], num
                 return [(path, source, number)]
             number -= batch.num_rows
         return []
-    row = read_document_row(folder, number)
-    if not row:
+    row = read_document_rows(folder, [number]).get(number)
+    if row is None:
         raise DamageError(f"{folder / DOCUMENTS}: no row {number:,}; its manifest says {manifest.num_documents:,} rows")
     wanted = {name: row[name] for name in ("id", "title")}
     files = ((path, source, batch) for path, source, batch in _map_documents(origins) if source == row["source"])
@@ -341,13 +326,9 @@ def _find_by_number(folder: Path, manifest: Manifest, origins: list[Origin], num
 def _map_documents(origins: list[Origin]) -> Iterator[tuple[Path, str, pa.RecordBatch]]:
     """Goes through the files of documents, in the order of the corpus; raises DamageError where one is damaged."""
     for origin in origins:
-        schema = make_token_schema(origin.manifest.vocabulary_size)
         for record in origin.manifest.kept:
             path = record.find(origin.folder)
-            batch = read_batch(map_batches(path), 0, path)
-            if batch.schema != schema:
-                raise DamageError(f"{path}: its columns are not those of documents in pieces")
-            yield path, record.source, batch
+            yield path, record.source, read_kept(path, record.rows, origin.manifest.vocabulary_size)
 
 
 def _find_rows(files: Iterable[tuple[Path, str, pa.RecordBatch]], **wanted: str) -> Iterator[Place]:

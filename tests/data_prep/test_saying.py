@@ -357,9 +357,8 @@ def test_everything_grows_with_the_text_alone() -> None:
     settings = Settings()
     kinds = {"examples-{}": 1e-7, "merged-{}-1": 1e-8, "shards-{}": 3e-8}  # of what was measured, in proportion
     seconds = {step.format(length): cost for step, cost in kinds.items() for length in settings.lengths}
-    costs = Costs(
-        {"documents": 1e-7, "tokens": 1e-7, **seconds}, examples={128: 3.0, 512: 3.0}, shards={128: 3.0, 512: 3.0}
-    )
+    stored = {f"{step}-{length}": 3.0 for step in ("examples", "shards") for length in settings.lengths}
+    costs = Costs({"documents": 1e-7, "tokens": 1e-7, **seconds}, {"documents": 1.03, "tokens": 0.48, **stored})
     each = {}
     for size in (2e9, 2e10, 1e12, 1e13):
         steps = plan_steps(settings, costs, Amount(size), round(size / (16 << 20)))

@@ -6,29 +6,55 @@ whenever and wherever it is made. Of a large corpus it shows a sample; all other
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import csv
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import jinja2
+import numpy as np
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import is_stream, replacing
-from data_prep.inspection.figures import find_use_of_text, find_warnings, format_percent, list_reasons
-from data_prep.inspection.page import lengths, sources
-from data_prep.inspection.page.lengths import find_kept
-from data_prep.inspection.page.masks import read_masks
-from data_prep.inspection.page.words import count_word_cuts
+from data_prep.inspection import lookup
+from data_prep.inspection.figures import describe_held_out, find_warnings, format_percent, list_reasons
+from data_prep.inspection.page import documents
 from data_prep.seals import require_seal
 from data_prep.settings import Settings, spell_flag
-from data_prep.shards import MANIFEST, REPORT, Manifest
+from data_prep.shards import MANIFEST, REPORT, KeptFile, Manifest, SetFigures
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import spell_value
 
-TEMPLATE = Path(__file__).with_name("report.html")
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent, encoding="utf-8"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+TEMPLATES.filters |= {
+    "count": "{:,}".format,
+    "percent": format_percent,
+    "megabytes": lambda size: f"{size / 1e6:,.1f} MB",
+}
 FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
 """The beginning of every page: only files that begin with it are replaced."""
-MOST_NAMED = 5  # sources that the title names
+MOST_SETS = 24
+"""Sets of examples that have a row of their own."""
+MOST_SOURCES = 50
+"""Sources that have a row of their own; the others, which have the least text, share one."""
+MOST_ROWS = 20
+"""Rows of a table of what was left out that are shown."""
+SHOWN = 10
+"""Examples that are shown."""
+MOST_EXAMPLES = 5000
+"""Examples whose sources are looked up: shards are shuffled over the corpus, so the first are like all others."""
+MOST_DOCUMENTS = 2_000_000
+"""Rows of the table of documents that are read at most; in a larger one nothing is looked up."""
 
 
 def write_page(folder: Path, out: Path | None = None) -> Path:
@@ -51,39 +77,25 @@ def make_page(folder: Path) -> str:
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{folder / vocabulary.file}: not the vocabulary that its {MANIFEST} tells of: it was edited")
-    kept, masks = find_kept(folder, manifest), read_masks(folder, manifest, vocabulary)
-    return _rendered(
+    kept, masks = documents.find_kept(folder), read_masks(folder, manifest, vocabulary)
+    sample, reasons = documents.map_sample(kept, len(vocabulary)), list(list_reasons(manifest))
+    return TEMPLATES.get_template("report.html").render(
         manifest=manifest,
         corpus=manifest.corpus,
-        title=make_title(manifest),
-        vocabulary=describe_vocabulary(manifest),
         settings=list(list_unusual_settings(manifest)),
         warnings=list(find_warnings(manifest)),
-        sources=sources.make_source_rows(manifest, (record for _, record in kept.files), masks.by_source),
-        documents=lengths.measure_documents(kept),
-        sets=[lengths.make_set_row(figures) for figures in manifest.figures[: lengths.MOST_SETS]],
-        uses=find_use_of_text(manifest),
-        reasons=sources.list_all_reasons(manifest),
-        before=manifest.corpus.documents + sum(reason.count for reason in list_reasons(manifest)),
-        held_out=sources.describe_validation(manifest) if manifest.figures else "",
-        tables=sources.read_example_tables(folder, manifest),
-        words=count_word_cuts(folder, kept, vocabulary),
+        sources=count_by_source(manifest, (record for _, record in kept), masks.by_source),
+        files=len(kept),
+        sampled=len(sample),
+        lengths=documents.measure_lengths(sample),
+        sets=[(figures, make_bars(figures)) for figures in manifest.figures[:MOST_SETS]],
+        reasons=reasons,
+        before=manifest.corpus.documents + sum(reason.count for reason in reasons),
+        held_out=describe_held_out(manifest) if manifest.figures and manifest.corpus.validation_documents else "",
+        tables=read_tables(folder, manifest),
+        words=documents.count_word_cuts(folder, sample, vocabulary),
         masks=masks,
     )
-
-
-def _rendered(**parts: Any) -> str:
-    """Puts the parts into the template; text is escaped wherever it stands."""
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"count": "{:,}".format, "percent": format_percent}
-    environment.filters["megabytes"] = lambda size: f"{size / 1e6:,.1f} MB"
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(parts)
 
 
 def _refuse_taken(folder: Path, place: Path) -> None:
@@ -98,22 +110,6 @@ def _refuse_taken(folder: Path, place: Path) -> None:
                 raise UserError(f"{place}: exists, and is no page of show.py; name another file: --report-out FILE")
 
 
-def make_title(manifest: Manifest) -> str:
-    """Names a folder by its sources, which it has wherever it lies."""
-    names = list(dict.fromkeys(file.source for file in manifest.sources))
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
-
-
-def describe_vocabulary(manifest: Manifest) -> str:
-    """Spells the size of the vocabulary, its case and where it comes from."""
-    vocabulary = manifest.vocabulary
-    case = "with case and accents" if vocabulary.cased else "in lower case"
-    source = f"of {manifest.vocabulary_source}" if manifest.vocabulary_source else "trained from this text"
-    added = vocabulary.size - (vocabulary.base_size or vocabulary.size)
-    return f"{vocabulary.size:,} pieces {case}, {source}" + (f", with {added:,} added" if added else "")
-
-
 def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
     """Spells as flags the recorded settings that are not those of a run without flags."""
     said = manifest.settings.as_json()
@@ -124,3 +120,87 @@ def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
         if value != usual.get(name) and (value or usual.get(name)):
             spelled = spell_value(value) if not isinstance(value, bool) else "" if value else "off"
             yield f"{spell_flag(name)} {spelled}".rstrip()
+
+
+def count_by_source(
+    manifest: Manifest, kept: Iterable[KeptFile], in_examples: Counter[str]
+) -> list[tuple[str, Counter[str]]]:
+    """Counts the files of every source, the documents, pieces and bytes that were read, and the documents left.
+
+    `in_examples` has how many pieces of some training examples are of every source, as far as that is known. The
+    sources are in the order of the corpus; those with the least text are joined where there are too many.
+    """
+    rows = defaultdict[str, Counter[str]](Counter)
+    for file in manifest.sources:
+        rows[file.source]["files"] += 1
+    for record in kept:
+        rows[record.source].update(read=record.rows, pieces=record.pieces, bytes=record.text_bytes)
+    for name, number in manifest.corpus.documents_by_source.items():
+        rows[name]["left"] = number
+    for name, counts in rows.items():
+        counts["in_examples"] = in_examples[name]
+    if len(rows) <= MOST_SOURCES:
+        return list(rows.items())
+    ordered = sorted(rows, key=lambda name: (-rows[name]["pieces"], -rows[name]["left"]))
+    own, others = {*ordered[: MOST_SOURCES - 1]}, ordered[MOST_SOURCES - 1 :]
+    joined = sum((rows[name] for name in others), Counter[str]())
+    return [*((name, rows[name]) for name in rows if name in own), (f"{len(others):,} others", joined)]
+
+
+def make_bars(figures: SetFigures) -> list[documents.Bar]:
+    """Makes the histogram of a set; raises DamageError where the manifest has too few counts, or too many."""
+    if len(figures.histogram) != figures.length + 1:
+        raise DamageError(f"{MANIFEST}: the histogram of {figures.set.folder} has {len(figures.histogram)} counts")
+    return documents.make_even_bars(figures.histogram)
+
+
+def read_tables(folder: Path, manifest: Manifest) -> dict[str, list[list[str]]]:
+    """Reads the head and the first rows of every CSV file among the tables of a folder."""
+    tables = {}
+    for record in manifest.tables:
+        if record.path.endswith(".csv"):
+            path = record.find(folder)
+            try:
+                with path.open(encoding="utf-8", errors="replace", newline="") as file:
+                    tables[record.path] = list(islice(csv.reader(file), MOST_ROWS + 1))
+            except (csv.Error, OSError) as error:
+                raise DamageError(f"{path}: cannot be read: {error}") from error
+    return tables
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The first examples of a set."""
+
+    set: str = ""
+    examples: list[tuple[str, list[lookup.MarkedPiece]]] = field(default_factory=list)
+    """What each of them is, and its pieces."""
+    looked_at: int = 0
+    by_source: Counter[str] = field(default_factory=Counter)
+    """Pieces of segment A of the first examples by source; empty if there are too many documents."""
+
+
+def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
+    """Reads the first examples of the first set; none where a folder has no examples."""
+    training = [figures for figures in manifest.figures if not figures.validation and figures.examples]
+    if not training:
+        return Masks()
+    figures = min(training, key=lambda one: one.set)
+    record = next(record for record in figures.shards if record.rows)
+    batch = lookup.read_examples(record.find(folder), manifest, figures.length, record.rows)
+    some = batch.slice(0, MOST_EXAMPLES)
+    numbers, boundaries = (np.asarray(some[name]).tolist() for name in ("document", "boundary"))
+    rows = lookup.read_document_rows(folder, numbers) if manifest.num_documents <= MOST_DOCUMENTS else {}
+    shown = []
+    for index in range(min(SHOWN, record.rows)):
+        example = lookup.read_example(batch, index, figures.length, folder / record.path)
+        place = f"{folder / record.path}: example {index} has"
+        lookup.require_known([*example.pieces, *example.labels.values()], vocabulary, place)
+        example = replace(example, source=lookup.name_document(rows.get(example.document, {})))
+        heading = lookup.describe_example(index, example, vocabulary)
+        shown.append((heading, list(lookup.mark_pieces(example, vocabulary))))
+    by_source = Counter[str]()
+    for number, boundary in zip(numbers, boundaries, strict=True):
+        if number in rows:
+            by_source[rows[number]["source"]] += boundary - 2  # without [CLS] and [SEP]
+    return Masks(figures.set.folder, shown, some.num_rows, by_source)

@@ -19,10 +19,11 @@ from tokenizers import Tokenizer
 
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard
-from data_prep.inspection.page import lengths
 from data_prep.shards import MANIFEST, REPORT, Manifest
 
 EVIL = "<script>alert('x')</script> \"quoted\" & more"
+LONG = "x" * 400
+"""The end of a title that is cut, that of the first near copy."""
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
 SETTINGS += ["--validation", "0.02"]
 CHOICE = ["--drop-copies", "--near-copies", "0.8", "--max-share", "numbers=0.1", "--weight", "pages=2"]
@@ -45,7 +46,10 @@ def texts() -> dict[str, list[str]]:
 def write(folder: Path) -> list[str]:
     """Writes the texts into a folder each, by whose names the sources are called; returns the arguments for them."""
     for source, documents in texts().items():
-        rows = [{"text": text, "id": str(at), "title": f"{EVIL} {source} {at}"} for at, text in enumerate(documents)]
+        rows = [
+            {"text": text, "id": str(at), "title": f"{EVIL} {source} {at}{LONG * (at == 208)}"}
+            for at, text in enumerate(documents)
+        ]
         (folder / source).mkdir(parents=True)
         (folder / source / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return ["--docs", *(str(folder / source) for source in texts())]
@@ -155,6 +159,7 @@ def test_what_was_left_out_adds_up(page: ShownPage, made: Path) -> None:
     rows = page.tables["Examples: near copies"][1:]
     assert len(rows) == 8
     assert {row[1] for row in rows} == {"pages"}
+    assert rows[0][3] == f"{EVIL} pages 208{LONG}"[:300] + "…"
 
 
 def test_words_are_cut_as_transformers_cuts_them(page: ShownPage, cut: Cut) -> None:
@@ -242,7 +247,7 @@ def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path)
 
 
 def test_of_many_files_a_sample_is_read_and_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lengths, "MOST_FILES", 2)
+    monkeypatch.setattr("data_prep.inspection.page.documents.MOST_FILES", 2)
     page = page_of(data)
     assert "a sample: those in 2 of 3 files from all over the corpus" in page.text
     words = page.column("Table of words by their number of pieces", "words")

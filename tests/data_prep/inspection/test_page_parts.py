@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,23 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.files import FileRecord
+from data_prep.inspection.figures import list_reasons
 from data_prep.inspection.lookup import Example, format_example, mark_pieces
-from data_prep.inspection.page.lengths import (
-    MOST_BARS,
-    MOST_TICKS,
-    choose_evenly,
-    make_doubling_histogram,
-    make_even_histogram,
-)
-from data_prep.inspection.page.sources import (
-    LONGEST_CELL,
+from data_prep.inspection.page.documents import MOST_BARS, Bar, choose_evenly, make_doubling_bars, make_even_bars
+from data_prep.inspection.page.writing import (
     MOST_ROWS,
     MOST_SOURCES,
-    list_all_reasons,
-    make_source_rows,
-    read_example_tables,
+    TEMPLATES,
+    count_by_source,
+    list_unusual_settings,
+    read_tables,
 )
-from data_prep.inspection.page.writing import list_unusual_settings
 from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
@@ -51,24 +46,36 @@ def manifest(**changes: Any) -> Manifest:
     return Manifest(**{**said, **changes})
 
 
+def heights(bars: list[Bar]) -> list[float]:
+    """The heights of the bars in percent, as a browser draws them."""
+    drawing = str(TEMPLATES.get_template("charts.html").module.drawing(bars, "documents"))  # type: ignore[attr-defined]
+    return [float(height) for height in re.findall(r'class="bar" .* height="([\d.]+)"', drawing)]
+
+
+def ticks(bars: list[Bar]) -> list[tuple[str, str]]:
+    """The numbers below a histogram, each with its place; the last is at the right end."""
+    page = str(TEMPLATES.get_template("charts.html").module.histogram(bars, "documents", ""))  # type: ignore[attr-defined]
+    return re.findall(r'<span style="(.*?)">(.*?)</span>', page)
+
+
 @given(st.lists(st.integers(1, 10**7), min_size=1))
 def test_every_document_is_in_the_bar_of_its_length(sizes: list[int]) -> None:
-    histogram = make_doubling_histogram(np.array(sizes), "documents")
-    assert sum(bar.count for bar in histogram.bars) == len(sizes)
-    for bar in histogram.bars:
-        low, _, high = bar.label.replace(",", "").partition(" to ")
-        assert bar.count == sum(int(low) <= size <= int(high or low) for size in sizes)
-    assert histogram.highest.height == 100
-    assert len(histogram.ticks) <= MOST_TICKS
+    bars = make_doubling_bars(np.array(sizes))
+    assert sum(bar.number for bar in bars) == len(sizes)
+    for bar in bars:
+        assert bar.number == sum(bar.first <= size <= bar.last for size in sizes)
+    assert max(heights(bars)) == 100
+    assert len(ticks(bars)) <= 6
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=9, max_size=513))
 def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
-    histogram = make_even_histogram([0, *counts[1:]], "examples")
-    assert sum(bar.count for bar in histogram.bars) == sum(counts[1:])
-    assert len(histogram.bars) <= MOST_BARS
-    assert histogram.end == f"{len(counts) - 1:,}"
-    assert max(tick.place for tick in histogram.ticks) <= 75
+    bars = make_even_bars([0, *counts[1:]])
+    assert sum(bar.number for bar in bars) == sum(counts[1:])
+    assert len(bars) <= MOST_BARS
+    *places, (at, end) = ticks(bars)
+    assert (at, end) == ("right:0", f"{len(counts) - 1:,}")
+    assert max(float(place.removeprefix("left:").rstrip("%")) for place, _ in places) <= 75
 
 
 @given(st.integers(0, 300), st.integers(1, 100))
@@ -80,23 +87,21 @@ def test_a_sample_is_spread_over_all(size: int, most: int) -> None:
 
 
 def test_reasons_are_those_of_the_settings_and_filters_are_ready_to_be_told() -> None:
-    assert [reason.name for reason in list_all_reasons(manifest())] == ["unreadable", "without text"]
-    corpus = CorpusFigures(documents=10, validation_documents=1, copies=0, near_copies=2, over_share=3, empty=4)
+    assert not list(list_reasons(manifest()))
+    corpus = CorpusFigures(documents=10, validation_documents=1, copies=0, near_copies=2, over_share=3)
     filtered = corpus.model_copy(update={"filtered": {"only_language": 6, "min_words": 5}})
     told = manifest(corpus=filtered)
-    counts = [(reason.name, reason.count) for reason in list_all_reasons(told)]
-    names = ["unreadable", "without text", "min_words", "only_language", "copies", "near copies", "over share"]
-    assert counts == list(zip(names, (0, 4, 5, 6, 0, 2, 3), strict=True))
+    counts = [(reason.name, reason.count) for reason in list_reasons(told)]
+    names = ["min_words", "only_language", "copies", "near copies", "over share"]
+    assert counts == list(zip(names, (5, 6, 0, 2, 3), strict=True))
 
 
 def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
     rows = [["why", "text"], *([str(number), "x" * 10_000 if number else '"a",\n<b>'] for number in range(50))]
     with (tmp_path / "too-short.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    [table] = read_example_tables(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
-    assert (table.name, table.head) == ("too short", ["why", "text"])
-    assert (table.shown[0], len(table.shown)) == (["0", '"a",\n<b>'], MOST_ROWS)
-    assert table.shown[1][1] == "x" * LONGEST_CELL + "…"
+    tables = read_tables(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
+    assert tables == {"too-short.csv": rows[: MOST_ROWS + 1]}
 
 
 def test_of_very_many_sources_the_smallest_share_a_row() -> None:
@@ -108,12 +113,11 @@ def test_of_very_many_sources_the_smallest_share_a_row() -> None:
         for number, name in enumerate(names)
     ]
     corpus = CorpusFigures(documents=400, validation_documents=0, documents_by_source=dict.fromkeys(names, 2))
-    rows = make_source_rows(manifest(sources=files, corpus=corpus), kept, Counter())
+    rows = count_by_source(manifest(sources=files, corpus=corpus), kept, Counter())
     assert len(rows) == MOST_SOURCES
-    assert [row.name for row in rows] == [*names[-MOST_SOURCES + 1 :], f"{200 - MOST_SOURCES + 1} others"]
-    assert sum(row.found["pieces"] for row in rows) == sum(file.pieces for file in kept)
-    assert sum(row.documents for row in rows) == 400
-    assert sum(row.files for row in rows) == 200
+    assert [name for name, _ in rows] == [*names[-MOST_SOURCES + 1 :], f"{200 - MOST_SOURCES + 1} others"]
+    total = sum((counts for _, counts in rows), Counter[str]())
+    assert (total["pieces"], total["left"], total["files"]) == (sum(file.pieces for file in kept), 400, 200)
 
 
 @pytest.mark.parametrize(
