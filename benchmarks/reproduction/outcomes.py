@@ -58,7 +58,7 @@ class CommandOutcome(JsonRecord):
     label: str
     """The label of the command."""
     command: str
-    """The script and its words, with placeholders for folders."""
+    """The script and its words, with names for folders."""
     code: int
     """Its exit code."""
     said: str = ""

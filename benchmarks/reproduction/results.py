@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from benchmarks.measure import read_results
 from benchmarks.reproduction.outcomes import CommandOutcome
 from benchmarks.tables import ResultTable
 from finetuning.results import JsonRecord
@@ -105,11 +103,6 @@ class TableResult(JsonRecord):
     """Whether the rows are points along a run."""
     runs: dict[str, CommandOutcome]
     """The outcomes of commands, by name."""
-
-    @classmethod
-    def read(cls, path: Path) -> TableResult:
-        """Reads the table from a results file."""
-        return cls.model_validate(read_results(path), strict=False)
 
 
 AVERAGE = "average"

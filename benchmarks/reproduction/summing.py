@@ -52,7 +52,7 @@ class TableSummary:
             units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{count_fine_tunings(d)} of one pre-training",
             rows=list(made.values()),
             signals=signals,
-            verdicts=list(self._judge_claims(made, signals)),
+            verdicts=list(self._list_verdicts(made, signals)),
             notes=[*self._list_notes(), *self._ledger.describe_commits(commands)],
             curve=d.table.curve,
             runs={each.name: outcome for each in commands if (outcome := self._ledger.find(each)[1])},
@@ -74,35 +74,34 @@ class TableSummary:
         if not cells:
             return CellResult()
         column, seeds, restarts = self._declared.columns[name], self._declared.seeds, self._declared.restarts
-        scores = [[*self._list_scores(cell)] for cell in cells]
-        figures = [[read_figure(score, column) for score, _ in of_seed if score] for of_seed in scores]
-        values = [[value for value, _ in of_seed if value is not None] for of_seed in figures]
+        found = [[*self._list_figures(cell)] for cell in cells]
+        values = [[value for value, _, _ in of_seed if value is not None] for of_seed in found]
         several = seeds > 1 and not row.fresh
         shown = [fmean(of_seed) for of_seed in values if of_seed] if several else [*chain(*values)]
-        errors = [error for value, error in chain(*figures) if value is not None and error is not None]
+        errors = [error for value, error, _ in chain(*found) if value is not None and error is not None]
         return CellResult(
             values=[round(value, 4) for value in shown],
             wanted=seeds if several else restarts if column.is_tuned else 1,
             mean=fmean(shown) if shown else None,
             spread=compute_spread(shown),
             error=fmean(errors) if errors else None,
-            notes=[note for _, note in chain(*scores) if note],
+            notes=[note for _, _, note in chain(*found) if note],
         )
 
-    def _list_scores(self, cell: TableCell) -> Iterator[tuple[Score | None, str]]:
-        """Yields the scores of a cell, each with a note."""
+    def _list_figures(self, cell: TableCell) -> Iterator[tuple[float | None, float | None, str]]:
+        """Yields the figure of each score of a cell, its standard error, and a note."""
         needed = (self._ledger.find(need)[1] for need in cell.command.list_needs())
         standing, own = self._ledger.find(cell.command)
         if lost := next((each for each in (*needed, own) if each is not None and not each.is_well), None):
-            yield None, lost.said if lost.diverged else f"failed: {lost.label}: {lost.said}"
+            yield None, None, lost.said if lost.diverged else f"failed: {lost.label}: {lost.said}"
         elif own is None:
-            yield None, f"{standing}: {cell.command.label}"
-        else:
-            for score in own.scores:
-                if score.failed:
-                    yield None, f"failed: seed {score.seed}: {score.failed}"
-                else:
-                    yield score, "one answer for all: degenerate" * score.degenerate
+            yield None, None, f"{standing}: {cell.command.label}"
+        for score in own.scores if own is not None and not lost else ():
+            if score.failed:
+                yield None, None, f"failed: seed {score.seed}: {score.failed}"
+            else:
+                figure = read_figure(score, self._declared.columns[cell.column])
+                yield *figure, "one answer for all: degenerate" * score.degenerate
 
     def _describe_signal(self, name: str, made: dict[str, RowResult]) -> str:
         """Describes why a column has no signal; empty if it has one, NOT_CHECKED if unknown."""
@@ -124,7 +123,7 @@ class TableSummary:
         told = "guessing" if column.chance is not None or not fresh else fresh.name
         return f"no signal: {pre_trained} {fmean(base.values):.1f}, {told} {fmean(against):.1f}"
 
-    def _judge_claims(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[ClaimVerdict]:
+    def _list_verdicts(self, made: dict[str, RowResult], signals: dict[str, str]) -> Iterator[ClaimVerdict]:
         """Yields the verdicts on all claims, in their columns and in those that stand beside the paper's."""
         d = self._declared
         there = [row.name for row in d.rows]
@@ -135,14 +134,14 @@ class TableSummary:
                 for pair in claim.list_pairs(there):
                     cells = [made[row].cells[name] for row in pair if name in made[row].cells]
                     if len(cells) == 2 and not (name in beside and self._have_same_model(pair)):
-                        yield self._judge_claim(claim, pair, name, cells, signals[name])
+                        yield self._compare_rows(claim, pair, name, cells, signals[name])
 
     def _have_same_model(self, names: Sequence[str]) -> bool:
         """Whether rows have the same pre-trained model, and differ in fine-tuning alone."""
         rows = map(self._declared.table.find_row, names)
         return len({(row.model or row.name, row.part) for row in rows}) == 1
 
-    def _judge_claim(
+    def _compare_rows(
         self, claim: Claim, rows: tuple[str, str], name: str, cells: Sequence[CellResult], signal: str
     ) -> ClaimVerdict:
         """Returns the verdict on a claim about two rows in a column."""

@@ -175,4 +175,9 @@ class Place:
 
     def summarise(self, name: str, scale: str = "demo") -> results.TableResult:
         """What was kept of a table."""
-        return results.TableResult.read(self.folder / f"{name}-{scale}.json")
+        return read_result(self.folder / f"{name}-{scale}.json")
+
+
+def read_result(path: Path) -> results.TableResult:
+    """The table in a file of results."""
+    return results.TableResult.model_validate(measure.read_results(path), strict=False)

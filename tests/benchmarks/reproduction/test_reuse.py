@@ -7,12 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from support.reproduction import Place, StandIn
+from support.reproduction import Place, StandIn, read_result
 
 from benchmarks.reproduction import commands, outcomes
 from benchmarks.reproduction.commands import RECIPES, list_cells, order_commands
 from benchmarks.reproduction.declaration import ScaleName, load_table
-from benchmarks.reproduction.results import TableResult
 from data_prep.common.codes import Code
 from finetuning.run_glue import RunGlue
 from finetuning.run_ner import RunNer
@@ -36,7 +35,7 @@ def test_no_command_is_run_twice_and_a_table_that_was_interrupted_goes_on(place:
     assert not any(name.startswith(("shards/", "task/", "train/")) for name in other.ran)
     stopped, first, second = place.clone(), StandIn(killed_at=5), StandIn()
     assert stopped.make("table5", first) == Code.INTERRUPTED
-    assert len(TableResult.read(stopped.folder / "table5-demo.json").runs) == len(first.ran)
+    assert len(read_result(stopped.folder / "table5-demo.json").runs) == len(first.ran)
     assert (stopped.make("table5", StandIn(), plan=True), stopped.shown.count(" begun ")) == (0, 1)
     assert stopped.complete("table5", second).rows == made.rows
     assert first.ran + second.ran == whole.ran
@@ -89,7 +88,7 @@ def test_a_stopped_command_replaces_no_table_of_more_runs(place: Place) -> None:
     place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {path}")
     assert other.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
     assert "kept in" in other.shown
-    assert len(TableResult.read(other.folder / "table5-demo-partial.json").runs) == 3
+    assert len(read_result(other.folder / "table5-demo-partial.json").runs) == 3
     assert (other.folder / "table5-demo.json").read_bytes() == before
 
 
