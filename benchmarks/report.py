@@ -26,8 +26,8 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, read_results, run_command
+from benchmarks.reproduction.outcomes import BENCHMARK
 from benchmarks.reproduction.results import TableResult, build_tables
-from benchmarks.reproduction.running import BENCHMARK
 from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing

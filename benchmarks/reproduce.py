@@ -17,37 +17,46 @@ if __name__ == "__main__":
 
     begin()
 
+import os
 import re
 import signal
-from collections.abc import Collection, Sequence
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from typing import NamedTuple
 
 from rich.console import Console
+from rich.markup import escape
 
-from benchmarks.measure import PARTIAL, RESULTS, ResultsFile, run_command
+from benchmarks.measure import PARTIAL, RESULTS, ROOT, ResultsFile, find_data_folder, run_command
+from benchmarks.processes import follow
 from benchmarks.reproduction.commands import (
-    CellLister,
     Command,
     divide_commands,
+    find_lacking,
     join_flags,
+    list_cells,
     order_commands,
-    split_flags,
 )
 from benchmarks.reproduction.declaration import Declared, ScaleName, load_table
-from benchmarks.reproduction.inputs import find_lacking
+from benchmarks.reproduction.outcomes import BENCHMARK, SETTLED, CommandOutcome, Ledger, read_ending, strip_seed
 from benchmarks.reproduction.results import build_tables, draw_curves
-from benchmarks.reproduction.running import BENCHMARK, SETTLED, CommandRunner, Ledger, count_ranks, strip_seed
 from benchmarks.reproduction.summing import TableSummary
 from benchmarks.tables import ResultTable, show
+from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
+from data_prep.common.locks import locked
 from data_prep.common.progress import duration
 from data_prep.common.supervision import INTERRUPTED, hear_signals
 from pretraining.reporting.figures import draw
 
+LOGS, LOCKS = "logs", "locks"
+LAST_LINES = 3
+"""The number of last lines that are shown of a command that failed without an error message."""
+FOR_EVER = 10.0**9
+"""Seconds to wait for a command that another process runs."""
 MOST_RANKS = 8
 """The largest number of processes for which a pre-training on CPUs is planned."""
 
@@ -83,86 +92,129 @@ class Reproduce:
         return f"table{self.table}" if self.figure is None else f"figure{self.figure}"
 
 
-class TimeEstimate(NamedTuple):
-    """The minutes of a command, and the source of the estimate."""
-
-    minutes: float | None
-    source: str
-
-
-class TablePlan:
-    """The runs of a table; `left` are those still to do, and `waiting` has the names of those without data."""
-
-    def __init__(
-        self,
-        declared: Declared,
-        ledger: Ledger,
-        commands: Sequence[Command],
-        left: Sequence[Command],
-        waiting: Collection[str],
-    ) -> None:
-        self._declared, self._ledger, self._commands, self._waiting = declared, ledger, commands, waiting
-        self._times = self._forecast(left)
-
-    def table(self) -> ResultTable:
-        """Builds the table of all runs, with their state and time."""
-        rows = []
-        for command in self._commands:
-            standing, outcome = self._ledger.find(command)
-            time, note = TimeEstimate(outcome.seconds / 60 if outcome else None, "took" if outcome else ""), ""
-            if command.name in self._times:
-                note = ", again" * (standing in SETTLED) + ", no data" * (command.name in self._waiting)
-                time = self._times[command.name]
-            took = "" if time.minutes is None else duration(60 * time.minutes)
-            rows.append([command.kind, command.label, standing + note, took, time.source, command.name])
-        return ResultTable(self._declared.title, ["", "run", "", "time", "", "folder"], rows)
-
-    def describe_total(self) -> str:
-        """Describes the runs that are left: time, repeated runs, and runs without data."""
-        known = [each.minutes for each in self._times.values() if each.minutes is not None]
-        unknown = len(self._times) - len(known)
-        again = sum(
-            self._ledger.find(command)[0] in SETTLED for command in self._commands if command.name in self._times
-        )
-        lacking = sum(name in self._waiting for name in self._times)
-        told = f"{len(self._times)} runs are left: {duration(60 * sum(known))}"
-        told += f", and {unknown} of which nobody knows how long they take" if unknown else ""
-        told += f"; {again} of them again, since what others need of them is not here" if again else ""
-        return told + (f"; {lacking} of them when their data is there" if lacking else "")
-
-    def _forecast(self, left: Sequence[Command]) -> dict[str, TimeEstimate]:
-        """Estimates the time of each command that is left: as measured before, or by the scale or `--check`."""
-        took, found = self._ledger.median_minutes(), {}
-        for command in left:
-            label = strip_seed(command.label)
-            found[command.name] = TimeEstimate(took[label], "measured") if label in took else self._expect(command)
-        return found
-
-    def _expect(self, command: Command) -> TimeEstimate:
-        """Estimates the time of a command by the scale, or of a pre-training by its plan on this machine."""
-        scale = self._declared.scale
-        said = scale.minutes.get(command.column if command.kind in ("tune", "pairs") else command.kind)
-        if said is not None:
-            said *= self._declared.restarts / scale.restarts if command.kind == "tune" else 1
-            return TimeEstimate(said, "as the scale says")
-        words = (word for word in command.words if not word.startswith("{"))
-        planned = plan_minutes(*words) if command.kind == "train" else None
-        return TimeEstimate(planned, "unknown" if planned is None else "as --check says, here")
+def show_plan(
+    table: Declared, ledger: Ledger, commands: list[Command], left: list[Command], lacks: Set[str], console: Console
+) -> None:
+    """Prints the runs of a table with their state and time, and the time of those that are left. `lacks` has the
+    columns without data."""
+    took = ledger.median_minutes()
+    times = {command.name: estimate_minutes(command, table, took) for command in left}
+    again = {command.name for command in left if ledger.find(command)[0] in SETTLED}
+    waiting = times.keys() & {cell.command.name for cell in list_cells(table) if cell.column in lacks}
+    rows = []
+    for command in commands:
+        standing, outcome = ledger.find(command)
+        minutes, source = times.get(command.name) or ((outcome.seconds / 60, "took") if outcome else (None, ""))
+        notes = ", again" * (command.name in again) + ", no data" * (command.name in waiting)
+        time = "" if minutes is None else duration(60 * minutes)
+        rows.append([command.kind, command.label, standing + notes, time, source, command.name])
+    show(console, [ResultTable(table.title, ["", "run", "", "time", "", "folder"], rows)])
+    known = [minutes for minutes, _ in times.values() if minutes is not None]
+    unknown = len(times) - len(known)
+    told = f"{len(times)} runs are left: {duration(60 * sum(known))}"
+    told += f", and {unknown} of which nobody knows how long they take" if unknown else ""
+    told += f"; {len(again)} of them again, since what others need of them is not here" if again else ""
+    told += f"; {len(waiting)} of them when their data is there" if waiting else ""
+    console.print("\n".join([told, *ledger.describe_commits(commands)]), markup=False)
 
 
-@cache
-def plan_minutes(*words: str) -> float | None:
-    """Plans the minutes of a pre-training on this machine by the words of its command; None if unknown."""
+def estimate_minutes(command: Command, table: Declared, took: Mapping[str, float]) -> tuple[float | None, str]:
+    """Estimates the minutes of a command: as measured before, by the scale, or of a pre-training by its plan on this
+    machine. Also returns the source."""
+    label, scale = strip_seed(command.label), table.scale
+    if label in took:
+        return took[label], "measured"
+    said = scale.minutes.get(command.column or command.kind)
+    if said is not None:
+        return said * (table.restarts / scale.restarts if command.kind == "tune" else 1), "as the scale says"
+    planned = plan_minutes(command) if command.kind == "train" else None
+    return planned, "unknown" if planned is None else "as --check says, here"
+
+
+def plan_minutes(command: Command) -> float | None:
+    """Plans the minutes of a pre-training on this machine; None if unknown."""
     from pretraining.config.overrides import load_recipe
     from pretraining.training.preview import plan_run
 
-    flags = split_flags(words)
-    recipe, _ = flags.pop("--recipe")[0], flags.pop("--data")
-    ranks = count_ranks(MOST_RANKS)
+    given = {flag: values for flag, values in command.flags.items() if flag not in ("--recipe", "--data")}
+    recipe, words, ranks = str(command.flags["--recipe"][0]), map(str, join_flags(given)), count_ranks(MOST_RANKS)
     with suppress(UserError):
-        seconds = plan_run(load_recipe(Path(recipe), [*join_flags(flags)], ranks=ranks), None, ranks).seconds
+        seconds = plan_run(load_recipe(Path(recipe), [*words], ranks=ranks), None, ranks).seconds
         return None if seconds is None else seconds / 60
     return None
+
+
+class CommandRunner:
+    """Runs commands in the folder of a scale."""
+
+    def __init__(self, ledger: Ledger, ranks: int, console: Console) -> None:
+        self._ledger, self._ranks, self._console = ledger, ranks, console
+
+    def run(self, commands: Sequence[Command]) -> Code:
+        """Runs commands. Returns STOPPED if one was stopped early, as by a time limit, which stops all; CURE if one has
+        failed."""
+        code = Code.DONE
+        for number, command in enumerate(commands, 1):
+            self._console.print(f"{number}/{len(commands)}  {command.kind}  {command.label}", markup=False)
+            if lacking := self._find_lacking(command):
+                self._console.print(f"    not run: {lacking}", markup=False)
+                continue
+            with locked(self._ledger.root / LOCKS / command.name, command.name, "{owner} is at it", patience=FOR_EVER):
+                if self._ledger.find(command)[0] == "done" and command.is_made(self._ledger.root):
+                    continue  # by another process in the meantime
+                outcome = self._run(command)
+            self._console.print(f"    {outcome.said or 'done'}, {duration(outcome.seconds)}", markup=False)
+            if outcome.is_stopped:
+                return Code.STOPPED
+            code = Code.CURE if outcome.code else code
+        return code
+
+    def _find_lacking(self, command: Command) -> str:
+        """Describes which needed command has no result; empty if none."""
+        for need in command.needs:
+            outcome = self._ledger.find(need)[1]
+            if outcome is None or not outcome.is_well:
+                return f"{need.label}: {outcome.said if outcome else 'not made'}"
+        return ""
+
+    def _run(self, command: Command) -> CommandOutcome:
+        """Runs a command, and records its outcome."""
+        log, last = self._ledger.root / LOGS / f"{command.name}.log", deque[str](maxlen=50)
+        start, begun = time.monotonic(), time.time()
+        with self._console.status(command.label) as status:
+
+            def say(line: str) -> None:
+                last.append(line)
+                status.update(escape(f"{command.label}  {line[:100]}"))
+
+            try:
+                code = follow(self._build_line(command), log, say, {**os.environ, "PYTHONUNBUFFERED": "1"})
+            except KeyboardInterrupt:
+                self._ledger.record(command, Code.STOPPED, "stopped", time.monotonic() - start)
+                raise
+        ended = read_ending(self._ledger.root / command.name, code, select_last_words(last), begun)
+        return self._ledger.record(command, *ended, time.monotonic() - start)
+
+    def _build_line(self, command: Command) -> list[str]:
+        """Builds the command line, with a launcher for several ranks."""
+        python, root = [sys.executable], self._ledger.root
+        if command.kind == "train" and self._ranks > 1:
+            python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self._ranks)]
+        script, *words = command.build_words(lambda need: str(root / need.name), str(find_data_folder()))
+        return [*python, str(ROOT / script), *words, "--out", str(root / command.name)]
+
+
+def count_ranks(wanted: int) -> int:
+    """Returns the processes of a pre-training: the number of GPUs, or that of the scale, at most the cores."""
+    import torch
+
+    return torch.cuda.device_count() or min(wanted, num_cores())
+
+
+def select_last_words(lines: Sequence[str]) -> str:
+    """Returns the last error of a command, or its last lines."""
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return errors[-1] if errors else "\n".join(list(lines)[-LAST_LINES:])
 
 
 def read_share(text: str) -> tuple[int, int] | None:
@@ -180,44 +232,36 @@ def make(wanted: Reproduce, console: Console) -> int:
     if wanted.ranks is not None and wanted.ranks < 1:
         raise UserError(f"--ranks {wanted.ranks}: give a whole number from 1 on")
     table = load_table(wanted.name, wanted.scale)
-    part = read_share(wanted.share)
-    root = wanted.out / wanted.scale
-    ledger = Ledger(root, wanted.results, table.name)
-    cells = [*CellLister(table).list_cells()]
-    lacks = find_lacking(table)
-    there = [cell for cell in cells if cell.column not in lacks]
-    listed = order_commands(cells if wanted.plan else there)
-    own = {command.name for command in (divide_commands(listed, part[1])[part[0] - 1] if part else listed)}
-    for line in ledger.damaged:
+    share, lacks = read_share(wanted.share), find_lacking(table)
+    ledger = Ledger(wanted.out / wanted.scale, wanted.results, table.name)
+    cells = [cell for cell in list_cells(table) if wanted.plan or cell.column not in lacks]
+    commands = order_commands(cells)
+    own = {command.name for command in (divide_commands(commands, share[1])[share[0] - 1] if share else commands)}
+    left = [command for command in ledger.list_unfinished(cells) if command.name in own]
+    no_data = [f"{table.columns[name].title}: no data: {fault}" for name, fault in lacks.items()]
+    for line in (*ledger.damaged, *no_data):
         console.print(line, markup=False)
-    for name, fault in lacks.items():
-        console.print(f"{table.columns[name].title}: no data: {fault}", markup=False)
     if wanted.plan:
-        left = [command for command in ledger.list_unfinished(cells) if command.name in own]
-        waiting = {cell.command.name for cell in cells if cell.column in lacks}
-        plan = TablePlan(table, ledger, listed, left, waiting)
-        show(console, [plan.table()])
-        console.print("\n".join([plan.describe_total(), *ledger.describe_commits(listed)]), markup=False)
+        show_plan(table, ledger, commands, left, lacks.keys(), console)
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # Slurm announces the end of a job by it; runs watch the clock
-    runner = CommandRunner(table, root, ledger, wanted.ranks, console)
+    ranks = wanted.ranks or count_ranks(table.scale.ranks)
     try:
-        stopped = runner.run([command for command in ledger.list_unfinished(there) if command.name in own])
-        code = Code.STOPPED if stopped else Code.CURE if runner.fails else Code.DONE
+        code = CommandRunner(ledger, ranks, console).run(left)
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         code = Code.INTERRUPTED
-    if part is None:
-        conclude(wanted, TableSummary(table, cells, ledger), code == Code.DONE and not lacks, console)
+    if share is None:
+        write_table(wanted, table, ledger, code == Code.DONE and not lacks, console)
     return code
 
 
-def conclude(wanted: Reproduce, found: TableSummary, complete: bool, console: Console) -> None:
+def write_table(wanted: Reproduce, table: Declared, ledger: Ledger, complete: bool, console: Console) -> None:
     """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it."""
-    result = found.summarise()
+    result = TableSummary(table, ledger).summarise()
     show(console, build_tables(result))
-    replaces = complete or sum(run.code == 0 for run in result.runs.values()) >= found.ledger.own_runs
+    replaces = complete or sum(run.code == 0 for run in result.runs.values()) >= ledger.own_runs
     path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True), replaces=True)
     console.print(f"kept in {path}", markup=False)

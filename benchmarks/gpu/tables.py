@@ -32,11 +32,9 @@ from rich.console import Console
 
 from benchmarks.measure import DATA, ROOT, run_command
 from benchmarks.processes import Child
-from benchmarks.reproduce import Reproduce, conclude
-from benchmarks.reproduction.commands import CellLister
+from benchmarks.reproduce import LAST_LINES, Reproduce, write_table
 from benchmarks.reproduction.declaration import ScaleName, load_table
-from benchmarks.reproduction.running import LAST_LINES, Ledger
-from benchmarks.reproduction.summing import TableSummary
+from benchmarks.reproduction.outcomes import Ledger
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError, quote
 from data_prep.common.files import is_inside
@@ -120,7 +118,7 @@ def run(settings: GpuTables, console: Console) -> int:
     results.mkdir(parents=True, exist_ok=True)
     wanted = Reproduce(table=TABLE, scale=settings.scale, out=root, results=results)
     ledger = Ledger(root / wanted.scale, results, table.name)
-    conclude(wanted, TableSummary(table, [*CellLister(table).list_cells()], ledger), not (late or failed), console)
+    write_table(wanted, table, ledger, not (late or failed), console)
     console.print("\n".join([*failed, *[f"{len(late)} of {len(shares)} shares were not done in time"] * bool(late)]))
     return Code.MISTAKE if failed else Code.STOPPED if late else Code.DONE
 

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from benchmarks.measure import find_data_folder
 from benchmarks.reproduction.declaration import Declared, Row, TableColumn
-from benchmarks.reproduction.inputs import SHARD, TRAIN, checksum_inputs, compute_checksum
+from data_prep.common.errors import UserError
+from data_prep.common.files import sha256
+from data_prep.common.reading import find_recipe
+from data_prep.common.toml_text import read_toml
 from data_prep.shards import MANIFEST
+from finetuning.files.splits import FOLDERS, LABELLED, find_ner, find_swag, find_task
 from finetuning.results import RESULTS
+from finetuning.session.flags import find_data
+from finetuning.settings import FORM as FINE_TUNING
+from pretraining.config.overrides import FORM as PRE_TRAINING
 
 CommandKind = Literal["task", "shards", "train", "tune", "pairs"]
 PRODUCTS: Mapping[CommandKind, str] = {
@@ -23,69 +35,169 @@ PRODUCTS: Mapping[CommandKind, str] = {
     "pairs": RESULTS,
 }
 """The last file that a command writes."""
+RECIPES: Mapping[str, tuple[str, ...]] = {
+    "finetuning/run_glue.py": ("glue", "miniature"),
+    "finetuning/run_squad.py": ("squad1", "squad2"),
+    "finetuning/run_swag.py": ("swag",),
+    "finetuning/run_ner.py": ("ner", "ner_features"),
+    "finetuning/run_task.py": ("own", "miniature"),
+}
+"""The default recipes of a fine-tuning command, of which it takes one."""
 SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; the next ones follow."""
-OBJECTIVE = "--objective.name"
 FEATURES = "--features.layers"
 """The flag for the layers whose frozen activations replace fine-tuning."""
+DATA = "{data}"
+"""The folder of data in the words of a table."""
+DIGITS = 16
+"""The number of digits of a checksum."""
+
+
+class Output(NamedTuple):
+    """A path in the folder that another command leaves, which therefore runs first."""
+
+    command: Command
+    path: str = ""
+
+
+Word = str | Output
+Flags = dict[str, list[Word]]
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command that leaves a folder. {NAME} in its words is the folder of another command, {data} that of the data."""
+    """A command that leaves a folder."""
 
     kind: CommandKind
     label: str
     """What it makes, in words."""
     script: str
-    words: tuple[str, ...]
-    needs: tuple[Command, ...] = ()
+    flags: Flags
+    arguments: tuple[Word, ...] = ()
+    """Words before the flags."""
     column: str = ""
     """The column that it fills."""
     reads: TableColumn | None = None
     """The column whose files it reads."""
 
     @cached_property
-    def inputs(self) -> dict[str, str]:
-        """Checksums of the files that it reads and no other command makes, by name."""
-        return checksum_inputs(self.script, self.words, self.reads)
+    def needs(self) -> list[Command]:
+        """The commands whose folders it reads."""
+        words = (*chain.from_iterable(self.flags.values()), *self.arguments)
+        return [word.command for word in words if isinstance(word, Output)]
+
+    def list_needs(self) -> Iterator[Command]:
+        """Yields the commands that must run before it, in order."""
+        for need in self.needs:
+            yield from (*need.list_needs(), need)
+
+    def build_words(self, name_folder: Callable[[Command], str], data: str = DATA) -> list[str]:
+        """Builds the script and its words, with names for the folders of other commands and of the data."""
+
+        def spell(word: Word) -> str:
+            return word.replace(DATA, data) if isinstance(word, str) else name_folder(word.command) + word.path
+
+        return [self.script, *map(spell, (*self.arguments, *join_flags(self.flags)))]
+
+    @cached_property
+    def named_words(self) -> list[str]:
+        """The script and its words with names for folders: the same on all machines."""
+        return self.build_words(lambda need: f"{{{need.name}}}")
 
     @cached_property
     def name(self) -> str:
         """Its folder, below that of the scale: the same for equal words and inputs."""
         read = (f"{name} {checksum}" for name, checksum in sorted(self.inputs.items()))
         short = re.sub(r"[^a-z0-9]+", "-", self.label.lower()).strip("-")[:48]
-        return f"{self.kind}/{short}-{compute_checksum(self.script, *self.words, *read)[:12]}"
+        return f"{self.kind}/{short}-{compute_checksum(*self.named_words, *read)[:12]}"
+
+    @cached_property
+    def inputs(self) -> dict[str, str]:
+        """Checksums of the files that it reads and no other command makes, by names that are equal on all machines.
+        Missing files have none."""
+        folder = (PRE_TRAINING if self.kind == "train" else FINE_TUNING).folder
+        recipes = self.flags.get("--recipe", RECIPES.get(self.script, ()))
+        paths = [find_recipe(Path(name), folder) for name in recipes if isinstance(name, str)]
+        found = {f"recipe {path.stem}": checksum_recipe(path) for path in paths}
+        if self.kind == "shards":
+            places = map(Path, self.build_words(lambda need: need.name, str(find_data_folder()))[1:])
+            texts = zip(self.named_words[1:], map(checksum_text, places), strict=True)
+            found |= {f"text {word}": checksum for word, checksum in texts if checksum}
+        if self.reads is not None:
+            with suppress(UserError):
+                found |= {name: checksum_file(path) for name, path in find_files(self.reads).items()}
+        return found
 
     def is_made(self, root: Path) -> bool:
         """Whether its result exists below the folder of the scale."""
         return (root / self.name / PRODUCTS[self.kind]).is_file()
 
-    @property
-    def folder(self) -> str:
-        """The placeholder for its folder in the words of other commands."""
-        return f"{{{self.name}}}"
 
-    def build_words(self, root: Path, data: Path) -> list[str]:
-        """Builds the script and its words, with folders for placeholders."""
-        places = {need.folder: str(root / need.name) for need in self.list_needs()}
-        places["{data}"] = str(data)
-        words = []
-        for word in self.words:
-            for place, folder in places.items():
-                word = word.replace(place, folder)
-            words.append(word)
-        return [self.script, *words, "--out", str(root / self.name)]
-
-    def list_needs(self) -> Iterator[Command]:
-        """Yields the commands that must run before it, in order."""
-        for need in self.needs:
-            yield from need.list_needs()
-            yield need
+def checksum_recipe(path: Path) -> str:
+    """Computes the checksum of a recipe without its comments."""
+    return compute_checksum(json.dumps(read_toml(path.read_text(encoding="utf-8")), sort_keys=True, default=str))
 
 
-@dataclass(frozen=True)
-class TableCell:
+@cache
+def checksum_text(place: Path) -> str:
+    """Computes a checksum of the names and sizes of a folder's files, or of a file; empty if there are none."""
+    paths = sorted(path for path in (place, *place.rglob("*")) if path.is_file())
+    return compute_checksum(*(f"{path.relative_to(place)} {path.stat().st_size}" for path in paths)) if paths else ""
+
+
+def compute_checksum(*texts: str) -> str:
+    """Computes the checksum of texts."""
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:DIGITS]
+
+
+def checksum_file(path: Path) -> str:
+    """Computes the checksum of a file, again only if its size or time has changed."""
+    about = path.stat()
+    return _checksum_version(path, about.st_size, about.st_mtime_ns)
+
+
+@cache
+def _checksum_version(path: Path, _size: int, _modified: int) -> str:
+    return sha256(path)[:DIGITS]
+
+
+def find_files(column: TableColumn) -> dict[str, Path]:
+    """Finds the files that a column reads, by names that are equal on all machines. Raises UserError with the cure if
+    one is missing."""
+    found: dict[str, Path] = {}
+    if column.entry in ("glue", "swag", "ner"):
+        place = find_data(None, column.entry, column.cure)
+        folder = f"glue/{FOLDERS[column.task]}" if column.entry == "glue" else column.entry
+        finders = {"swag": find_swag, "ner": find_ner}
+        splits = finders[column.entry](place) if column.entry in finders else find_task(place, column.task)
+        labelled = chain.from_iterable(paths for split, paths in splits.items() if split.startswith(LABELLED))
+        found = {f"{folder}/{path.name}": path for path in labelled}
+    for pattern in column.files:
+        folder, _, name = pattern.partition("/")
+        place = find_data(None, folder, column.cure)
+        files = {f"{folder}/{path.name}": path for path in sorted(place.glob(name)) if path.is_file()}
+        if not files:
+            raise UserError(f"{place}: no {name}; {column.cure}")
+        found |= files
+    return found
+
+
+def find_missing(column: TableColumn) -> str:
+    """Describes missing data of a column, with the cure; empty if it is complete."""
+    try:
+        find_files(column)
+    except UserError as error:
+        return str(error).removeprefix("--data: ")
+    return ""
+
+
+def find_lacking(declared: Declared) -> dict[str, str]:
+    """Returns the columns whose data is missing, with descriptions."""
+    found = {name: find_missing(column) for name, column in declared.measured.items()}
+    return {name: lacks for name, lacks in found.items() if lacks}
+
+
+class TableCell(NamedTuple):
     """A cell of the table for one pre-training, and the command that fills it."""
 
     row: str
@@ -95,129 +207,104 @@ class TableCell:
     command: Command
 
 
-class CellLister:
-    """Lists the cells of a table at a scale."""
-
-    def __init__(self, declared: Declared) -> None:
-        self._declared, self._scale = declared, declared.scale
-
-    def list_cells(self) -> Iterator[TableCell]:
-        """Yields the cells of all rows and pre-trainings, the first pre-training of all rows first."""
-        for seed in range(1, self._declared.seeds + 1):
-            # Fresh weights have no pre-training, and are fine-tuned once.
-            for row in (each for each in self._declared.rows if seed == 1 or not each.fresh):
-                for name in self._declared.list_columns(row):
-                    if command := self._build_command(row, name, seed):
-                        yield TableCell(row.name, name, seed, command)
-
-    def _build_command(self, row: Row, name: str, seed: int) -> Command | None:
-        """Returns the command that fills a cell; None if there is none."""
-        column = self._declared.measured[name]
-        if column.entry == "perplexity":
-            return None if row.fresh else self._build_training_command(row, seed)
-        if column.entry == "pairs":
-            return None if row.fresh or row.backward else self._build_pairs_command(row, column, seed)
-        return self._build_tuning_command(row, name, seed)
-
-    def _build_shards_command(self, row: Row) -> Command:
-        """Returns the command that makes the data of a row."""
-        scale = self._scale
-        label = " ".join(("text", *(word.strip("-") for word in row.shards)))
-        text = ("--docs", *scale.text) if scale.text else ()
-        return Command("shards", label, SHARD, merge_words(*text, *scale.shards, *row.shards))
-
-    def _build_training_command(self, row: Row, seed: int) -> Command:
-        """Returns the command that pre-trains the model of a row."""
-        row = self._declared.table.find_row(row.model) if row.model else row
-        scale, shards = self._scale, self._build_shards_command(row)
-        often = str(scale.save_every or scale.keep_every)
-        kept = ("--checkpoints.every", often, "--checkpoints.keep_every", str(scale.keep_every))
-        usual = merge_words("--recipe", scale.recipe, "--data", shards.folder, *scale.train, *kept)
-        names = split_flags(row.train).get(OBJECTIVE, ())
-        for_objective = [word for name in names for word in scale.train_for.get(name, ())]
-        own = merge_words(*usual, *for_objective, *row.train, *row.train_at.get(self._declared.scale_name, ()))
-        words = merge_words(*own, "--seed", str(SEED + seed - 1))
-        changes = " ".join((*row.shards, *[word for word in own if word not in (*usual, *for_objective)]))
-        return Command("train", f"{describe_words(changes) or 'base'} seed {seed}", TRAIN, words, (shards,))
-
-    def _model(self, row: Row, seed: int) -> tuple[str, Command]:
-        """Returns the value of `--model` for a row, and the command that makes the model."""
-        trained = self._build_training_command(row, seed)
-        step = self._scale.find_checkpoint(row.part)
-        return (f"{trained.folder}/checkpoints/step-{step:08}" if step else trained.folder), trained
-
-    def _build_pairs_command(self, row: Row, column: TableColumn, seed: int) -> Command:
-        model, trained = self._model(row, seed)
-        words = merge_words("--model", model, *column.words, *self._scale.pairs)
-        label = f"pairs of {trained.label}{describe_place(row)}"
-        return Command("pairs", label, name_script("pairs"), words, (trained,), "blimp", column)
-
-    def _build_tuning_command(self, row: Row, name: str, seed: int) -> Command:
-        """Returns the command that fine-tunes the model of a row for a column."""
-        column, scale = self._declared.columns[name], self._scale
-        model, trained = self._model(row, seed)
-        files: tuple[str, ...] = ()
-        needs: tuple[Command, ...] = (trained,)
-        own = self._words(row, name)
-        if row.backward:
-            other = self._build_training_command(self._declared.table.find_row(row.backward), seed)
-            own, needs = [*own, "--backward", other.folder], (*needs, other)
-        if column.entry == "task":
-            task = Command("task", "demo task", "finetuning/fetch.py", ("demo",))
-            files, needs = (f"{task.folder}/package.toml",), (*needs, task)
-        own += [*["--from-scratch"] * row.fresh, "--seeds", str(self._declared.restarts)]
-        words = (*files, *merge_words("--model", model, *own))
-        more = f"{self._declared.restarts} restarts" * (self._declared.restarts != scale.restarts)
-        changed = describe_words(" ".join((more, *row.tune, row.features, "fresh weights of" * row.fresh)))
-        label = f"{column.task} {changed} {trained.label}{describe_place(row)}"
-        return Command("tune", " ".join(label.split()), name_script(column.entry), words, needs, name, column)
-
-    def _words(self, row: Row, name: str) -> list[str]:
-        """Returns the words for fine-tuning a row for a column."""
-        column, scale = self._declared.columns[name], self._scale
-        flag = "--features" if column.entry == "ner" else FEATURES
-        features = [flag, row.features] if row.features else []
-        usual = [*scale.tune, *scale.tune_for.get(name, ())]
-        if FEATURES in (*features, *column.words):
-            usual = [*scale.tune_features]
-        recipe = ["--recipe", row.recipe] if row.recipe and (not usual or "--recipe" in usual) else []
-        return [*usual, *recipe, *column.words, *row.tune, *features]
+def list_cells(declared: Declared) -> list[TableCell]:
+    """Lists the cells of all rows and pre-trainings, the first pre-training of all rows first."""
+    return [
+        TableCell(row.name, name, seed, command)
+        for seed in range(1, declared.seeds + 1)
+        for row in declared.rows
+        if seed == 1 or not row.fresh  # fresh weights have no pre-training, and are fine-tuned once
+        for name in declared.list_columns(row)
+        if (command := build_command(declared, row, name, seed))
+    ]
 
 
-def name_script(entry: str) -> str:
-    """Names the script of a column's entry."""
-    return f"finetuning/run_{entry}.py"
+def build_command(declared: Declared, row: Row, name: str, seed: int) -> Command | None:
+    """Builds the command that fills a cell; None if there is none."""
+    column = declared.columns[name]
+    if column.is_tuned:
+        return build_tuning_command(declared, row, name, seed)
+    if row.fresh or (column.entry == "pairs" and row.backward):
+        return None
+    trained = build_training_command(declared, row, seed)
+    if column.entry == "perplexity":
+        return trained
+    flags = split_flags("--model", find_model(declared, row, trained), *column.words, *declared.scale.pairs)
+    label = describe_words("pairs of", trained.label, describe_place(row))
+    return Command("pairs", label, f"finetuning/run_{column.entry}.py", flags, column=name, reads=column)
 
 
-def split_flags(words: Iterable[str]) -> dict[str, list[str]]:
-    """Splits words into flags with their values, of which the last ones count."""
-    flags: dict[str, list[str]] = {}
+def build_training_command(declared: Declared, row: Row, seed: int) -> Command:
+    """Builds the command that pre-trains the model of a row, after that which makes its data."""
+    row, scale = declared.table.find_row(row.model or row.name), declared.scale
+    text = ("--docs", *scale.text) if scale.text else ()
+    data = split_flags(*text, *scale.shards, *row.shards)
+    shards = Output(Command("shards", describe_words("text", *row.shards), "data_prep/shard.py", data))
+    saved = ("--checkpoints.every", str(scale.save_every or scale.keep_every))
+    kept = ("--checkpoints.keep_every", str(scale.keep_every))
+    own = (*row.train, *row.train_at.get(declared.scale_name, ()))
+    [objective] = split_flags(*row.train).get("--objective.name", [""])
+    for_objective = scale.train_for.get(str(objective), ())
+    usual: tuple[Word, ...] = ("--recipe", scale.recipe, "--data", shards, *scale.train, *saved, *kept, *for_objective)
+    flags = split_flags(*usual, *own)
+    changes = [str(word) for word in join_flags(flags) if word not in usual]
+    label = f"{describe_words(*row.shards, *changes) or 'base'} seed {seed}"
+    return Command("train", label, "pretraining/train.py", flags | {"--seed": [str(SEED + seed - 1)]})
+
+
+def build_tuning_command(declared: Declared, row: Row, name: str, seed: int) -> Command:
+    """Builds the command that fine-tunes the model of a row for a column."""
+    column, scale, restarts = declared.columns[name], declared.scale, declared.restarts
+    trained = build_training_command(declared, row, seed)
+    layers = ("--features" if column.entry == "ner" else FEATURES, row.features) if row.features else ()
+    is_frozen = FEATURES in (*layers, *column.words)
+    usual = scale.tune_features if is_frozen else (*scale.tune, *scale.tune_for.get(name, ()))
+    recipe = ("--recipe", row.recipe) if row.recipe and (not usual or "--recipe" in usual) else ()
+    flags = split_flags(
+        "--model", find_model(declared, row, trained), *usual, *recipe, *column.words, *row.tune, *layers
+    )
+    if row.backward:
+        other = build_training_command(declared, declared.table.find_row(row.backward), seed)
+        flags["--backward"] = [Output(other)]
+    flags |= {"--from-scratch": []} if row.fresh else {}
+    flags["--seeds"] = [str(restarts)]
+    task = Command("task", "demo task", "finetuning/fetch.py", {}, ("demo",))
+    files = (Output(task, "/package.toml"),) if column.entry == "task" else ()
+    changes = (f"{restarts} restarts" * (restarts != scale.restarts), *row.tune, row.features)
+    label = (column.task, *changes, "fresh weights of" * row.fresh, trained.label, describe_place(row))
+    return Command("tune", describe_words(*label), f"finetuning/run_{column.entry}.py", flags, files, name, column)
+
+
+def find_model(declared: Declared, row: Row, trained: Command) -> Output:
+    """Finds the model of a row in the folder of its pre-training."""
+    step = declared.scale.find_checkpoint(row.part)
+    return Output(trained, f"/checkpoints/step-{step:08}" if step else "")
+
+
+def split_flags(*words: Word) -> Flags:
+    """Splits words into flags with their values, of which the last ones count, in the place of the first."""
+    flags: Flags = {}
     for word in words:
-        if word.startswith("--"):
+        if isinstance(word, str) and word.startswith("--"):
             own = flags[word] = []
         else:
             own.append(word)
     return flags
 
 
-def join_flags(flags: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+def join_flags(flags: Flags) -> list[Word]:
     """Joins flags with their values to words."""
-    return tuple(word for flag, values in flags.items() for word in (flag, *values))
-
-
-def merge_words(*words: str) -> tuple[str, ...]:
-    """Merges repeated flags: the last values in the place of the first."""
-    return join_flags(split_flags(words))
+    return [word for flag, values in flags.items() for word in (flag, *values)]
 
 
 def describe_place(row: Row) -> str:
     """Describes at which part of its run the model of a row is taken."""
-    return f" at {row.part:.2f}" if row.part < 1 else ""
+    return f"at {row.part:.2f}" if row.part < 1 else ""
 
 
-def describe_words(words: str) -> str:
+def describe_words(*words: str) -> str:
     """Formats words of a command as text, without dashes and the sections of keys."""
-    return re.sub(r"(^|(?<= ))-+([a-z_]+\.)*", "", words)
+    return " ".join(re.sub(r"^-+([a-z_]+\.)*", "", part) for word in words for part in word.split())
 
 
 def order_commands(cells: Sequence[TableCell]) -> list[Command]:
@@ -232,16 +319,17 @@ def order_commands(cells: Sequence[TableCell]) -> list[Command]:
 def divide_commands(commands: Sequence[Command], shares: int) -> list[list[Command]]:
     """Divides commands into parts with about the same number of pre-trainings. Commands that need the same model stay
     together; all parts make the data."""
+    models = {
+        command.name: {need.name for need in (*command.list_needs(), command) if need.kind == "train"}
+        for command in commands
+    }
     groups: list[set[str]] = []
-    for command in commands:
-        models = {need.name for need in (*command.list_needs(), command) if need.kind == "train"}
-        if models:
-            joined = set().union(models, *(group for group in groups if group & models))
-            groups = [*(group for group in groups if not group & models), joined]
+    for own in filter(None, models.values()):
+        joined = own.union(*(group for group in groups if group & own))
+        groups = [*(group for group in groups if not group & own), joined]
     parts: list[list[Command]] = [[] for _ in range(shares)]
-    place = {name: number % shares for number, group in enumerate(groups) for name in group}
     for command in commands:
-        own = {place[need.name] for need in (*command.list_needs(), command) if need.name in place}
-        for number in own or range(shares):
+        numbers = {number % shares for number, group in enumerate(groups) if group & models[command.name]}
+        for number in numbers or range(shares):
             parts[number].append(command)
     return parts

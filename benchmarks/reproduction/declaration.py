@@ -140,10 +140,6 @@ class Table(Section):
         """Finds a row by name."""
         return next(row for row in self.rows if row.name == name)
 
-    def select_rows(self, scale: ScaleName) -> list[Row]:
-        """Returns the rows that are run at a scale."""
-        return [row for row in self.rows if row.runs and not row.hidden and (not row.scales or scale in row.scales)]
-
 
 class Scale(Section):
     """The sizes of data, models and fine-tuning."""
@@ -193,17 +189,12 @@ class Scale(Section):
         return step if step < self.steps and part < 1.0 else 0
 
 
-class Columns(Section):
-    """The content of columns.toml."""
+class Common(Section):
+    """The content of columns.toml, or of scales.toml."""
 
-    columns: dict[str, TableColumn]
+    columns: dict[str, TableColumn] = Field(default_factory=dict)
     """Columns by their names."""
-
-
-class Scales(Section):
-    """The content of scales.toml."""
-
-    scales: dict[ScaleName, Scale]
+    scales: dict[ScaleName, Scale] = Field(default_factory=dict)
     """Scales by their names."""
 
 
@@ -226,7 +217,8 @@ class Declared(NamedTuple):
     @property
     def rows(self) -> list[Row]:
         """The rows that are run."""
-        return self.table.select_rows(self.scale_name)
+        usable = [row for row in self.table.rows if row.runs and not row.hidden]
+        return [row for row in usable if not row.scales or self.scale_name in row.scales]
 
     @property
     def seeds(self) -> int:
@@ -249,21 +241,10 @@ class Declared(NamedTuple):
         names = dict.fromkeys(map(self.find_stand_in, (*self.table.columns, *self.table.beside)))
         return {name: self.columns[name] for name in names if name != LEFT_OUT}
 
-    @property
-    def averaged(self) -> list[str]:
-        """The columns in the mean of a row: those that stand for the paper's."""
-        return [name for name in self.measured if name not in self.table.beside] if self.table.average else []
-
     def list_columns(self, row: Row) -> list[str]:
         """Returns the measured columns of a row."""
         own = set(map(self.find_stand_in, row.columns)) | set(self.table.beside)
         return [name for name in self.measured if not row.columns or name in own]
-
-    @property
-    def replaced(self) -> dict[str, str]:
-        """Stand-ins by the columns of the paper that are not measured themselves."""
-        there = {name: self.find_stand_in(name) for name in self.table.columns}
-        return {name: other for name, other in there.items() if other != name}
 
 
 def list_tables() -> list[str]:
@@ -283,16 +264,9 @@ def load_table(name: str, scale: ScaleName) -> Declared:
         there = ", ".join(map(format_flag, list_tables()))
         raise UserError(f"{format_flag(name)}: is not declared; there is {there}")
     table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=find_table_faults)
-    columns, scales = read_common()
-    return Declared(name, table, scale, scales[scale], columns)
-
-
-@cache
-def read_common() -> tuple[dict[str, TableColumn], dict[ScaleName, Scale]]:
-    """Reads the columns and scales of all tables."""
-    columns = read_settings(Form(Columns), HERE / "columns.toml", find_faults=lambda _: [])
-    scales = read_settings(Form(Scales), HERE / "scales.toml", find_faults=lambda _: [])
-    return columns.columns, scales.scales
+    files = (HERE / "columns.toml", HERE / "scales.toml")
+    columns, scales = (read_settings(Form(Common), path, find_faults=lambda _: []) for path in files)
+    return Declared(name, table, scale, scales.scales[scale], columns.columns)
 
 
 def find_table_faults(table: Table) -> list[str]:

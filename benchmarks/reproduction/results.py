@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from benchmarks.measure import read_results
 from benchmarks.reproduction.outcomes import CommandOutcome
-from benchmarks.reproduction.verdicts import ClaimVerdict
 from benchmarks.tables import ResultTable
 from finetuning.results import JsonRecord
 from pretraining.reporting.figures import GREY, new_figure
@@ -60,6 +58,26 @@ class RowResult(JsonRecord):
     fresh: bool = False
 
 
+class ClaimVerdict(JsonRecord):
+    """The verdict on a claim in a column."""
+
+    claim: str
+    better: str
+    """The row that is claimed to be better, or the first of two equal ones."""
+    worse: str
+    column: str
+    finding: str
+    """The result of the test, and its scope if it does not hold for all models."""
+    why: str
+    """The evidence, in words."""
+    difference: float | None = None
+    """The difference of the means, in the units shown."""
+    interval: list[float] | None = None
+    """The 95% confidence interval of the difference."""
+    p: float | None = None
+    """The p value."""
+
+
 class TableResult(JsonRecord):
     """A table at a scale."""
 
@@ -86,11 +104,6 @@ class TableResult(JsonRecord):
     runs: dict[str, CommandOutcome]
     """The outcomes of commands, by name."""
 
-    @classmethod
-    def read(cls, path: Path) -> TableResult:
-        """Reads the table from a results file."""
-        return cls.model_validate(read_results(path), strict=False)
-
 
 AVERAGE = "average"
 """The title of the column of means."""
@@ -108,12 +121,24 @@ def build_scores_table(result: TableResult) -> ResultTable:
     paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
     mean = [AVERAGE] if result.averaged else []
     head = ["", *result.columns.values(), *mean, *(f"paper: {title}" for title in (*paper.values(), *mean))]
-    rows = [[row.name, *describe_cells(row, result), *describe_paper(row, paper, result)] for row in result.rows]
+    rows = []
+    for row in result.rows:
+        shown = [row.cells[name].text if name in row.cells else "" for name in result.columns]
+        means = [row.cells[name].mean if name in row.cells else None for name in result.averaged]
+        published = [f"{row.paper[name]:g}" if name in row.paper else "" for name in paper]
+        our_mean, their_mean = ([format_mean(each)] * len(mean) for each in (means, [*map(row.paper.get, paper)]))
+        rows.append([row.name, *shown, *our_mean, *published, *their_mean])
     if any(result.signals.values()):
         told = ["", *(result.signals.get(name) or "" for name in result.columns)]
         rows.append([*told, *[""] * (len(head) - len(told))])
     title = f"{result.title}, scale {result.scale}. Mean ± spread over {result.units}"
     return ResultTable(title, head, rows)
+
+
+def format_mean(values: Sequence[float | None]) -> str:
+    """Formats the mean of a row's columns; empty if one of them is missing."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
 
 
 def build_claims_table(result: TableResult) -> ResultTable:
@@ -126,36 +151,13 @@ def build_claims_table(result: TableResult) -> ResultTable:
     return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
 
 
-def describe_cells(row: RowResult, result: TableResult) -> Iterator[str]:
-    """Yields the texts of a row's cells, and their mean if the paper has one."""
-    for name in result.columns:
-        yield row.cells[name].text if name in row.cells else ""
-    if result.averaged:
-        yield format_mean([row.cells[name].mean if name in row.cells else None for name in result.averaged])
-
-
-def describe_paper(row: RowResult, paper: Mapping[str, str], result: TableResult) -> Iterator[str]:
-    """Yields the paper's values of a row, and their mean if the paper has one."""
-    for name in paper:
-        yield f"{row.paper[name]:g}" if name in row.paper else ""
-    if result.averaged:
-        yield format_mean([row.paper.get(name) for name in paper])
-
-
-def format_mean(values: Sequence[float | None]) -> str:
-    """Formats the mean of a row's columns; empty if one of them is missing."""
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
-
-
 def list_troubles(result: TableResult) -> list[str]:
     """Lists errors in full, each once, with the rows in which they occurred."""
     said: dict[str, dict[str, None]] = {}
     for row in result.rows:
-        for cell in row.cells.values():
-            for note in cell.notes:
-                if not note.startswith(("no data", "to do", "one answer")):
-                    said.setdefault(note, {})[row.name] = None
+        for note in chain.from_iterable(cell.notes for cell in row.cells.values()):
+            if not note.startswith(("no data", "to do", "one answer")):
+                said.setdefault(note, {})[row.name] = None
     return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]
 
 

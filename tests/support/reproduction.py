@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks import measure
+from benchmarks import measure, reproduce
 from benchmarks.reproduce import Reproduce, make
-from benchmarks.reproduction import inputs, results, running
+from benchmarks.reproduction import commands, results
 from benchmarks.reproduction.declaration import ScaleName
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
@@ -145,12 +145,12 @@ class Place:
         self.lacks: set[str] = set()
         patch.setattr(os, "fsync", lambda descriptor: None)  # which waits for the disk, file by file
         patch.setattr(measure, "find_commit", find_commit)
-        patch.setattr(running, "count_ranks", lambda wanted: 1)
-        patch.setattr(inputs, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
+        patch.setattr(reproduce, "count_ranks", lambda wanted: 1)
+        patch.setattr(commands, "find_missing", lambda column: LACKING if column.title in self.lacks else "")
 
     def make(self, name: str, stand_in: StandIn, scale: ScaleName = "demo", **more: Any) -> int:
         """Makes a table; returns the exit code."""
-        self.patch.setattr(running, "follow", stand_in)
+        self.patch.setattr(reproduce, "follow", stand_in)
         number: dict[str, Any] = {name[:-1]: int(name[-1])}
         wanted = Reproduce(**number, scale=scale, out=self.folder / "made", results=self.folder, **more)
         console = Console(file=io.StringIO(), width=250)
@@ -175,4 +175,9 @@ class Place:
 
     def summarise(self, name: str, scale: str = "demo") -> results.TableResult:
         """What was kept of a table."""
-        return results.TableResult.read(self.folder / f"{name}-{scale}.json")
+        return read_result(self.folder / f"{name}-{scale}.json")
+
+
+def read_result(path: Path) -> results.TableResult:
+    """The table in a file of results."""
+    return results.TableResult.model_validate(measure.read_results(path), strict=False)

@@ -9,10 +9,11 @@ import pytest
 from support.commands import assert_refusal
 
 from benchmarks.reproduction.commands import (
-    CellLister,
     divide_commands,
+    find_files,
+    find_missing,
     join_flags,
-    merge_words,
+    list_cells,
     order_commands,
     split_flags,
 )
@@ -27,7 +28,6 @@ from benchmarks.reproduction.declaration import (
     list_tables,
     load_table,
 )
-from benchmarks.reproduction.inputs import find_files, find_missing
 from data_prep.common.reading import Form, read_settings
 from finetuning.settings import load_settings
 from pretraining.config.overrides import load_recipe
@@ -52,15 +52,14 @@ def test_a_table_names_only_what_there_is(each: Declared) -> None:
 
 
 def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> None:
-    cells = [*CellLister(each).list_cells()]
+    cells = list_cells(each)
     steps = order_commands(cells)
     assert {cell.row for cell in cells} == {row.name for row in each.rows}
-    assert len({step.name for step in steps}) == len({(step.script, step.words) for step in steps}) == len(steps)
+    assert len({step.name for step in steps}) == len({tuple(step.named_words) for step in steps}) == len(steps)
     seen: set[str] = set()
     for step in steps:
         assert {need.name for need in step.needs} <= seen
-        words = " ".join(step.build_words(Path("root"), Path("data")))
-        assert "{" not in words.replace("{data}", "")
+        assert "{" not in " ".join(step.build_words(lambda need: f"root/{need.name}", "data"))
         seen.add(step.name)
 
 
@@ -75,29 +74,30 @@ def test_checkpoints_lie_on_steps_that_are_saved(each: Declared) -> None:
 
 
 FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scratch", "--train", "--features", "--data"}
+FLAGS |= {"--recipe", "--learning-rates"}
 """Flags of commands, which are no values of a recipe."""
 
 
 def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
     """Of every command of training; what two settings say together is told too."""
     seen: set[tuple[str, ...]] = set()
-    for step in order_commands([*CellLister(each).list_cells()]):
+    for step in order_commands(list_cells(each)):
         if step.kind not in ("train", "tune"):
             continue
-        flags = split_flags(step.words[step.words[0].endswith(".toml") :])
-        recipe = flags.pop("--recipe", ["glue"])[0]
-        words = join_flags({name: values for name, values in flags.items() if name not in {*FLAGS, "--learning-rates"}})
+        recipe = str(step.flags.get("--recipe", ["glue"])[0])
+        flags = {name: values for name, values in step.flags.items() if name not in FLAGS}
+        words = [*map(str, join_flags(flags))]
         if (recipe, *words) not in seen:
             _ = load_recipe(Path(recipe), words, ranks=1) if step.kind == "train" else load_settings(recipe, words)
         seen.add((recipe, *words))
 
 
 def test_gpt_is_as_large_as_base_and_fine_tuned_by_its_own_recipe_beside_bert_large() -> None:
-    cells = [*CellLister(load_table("table1", "large")).list_cells()]
+    cells = list_cells(load_table("table1", "large"))
     found: dict[str, set[tuple[str, str]]] = {}
     for cell in cells:
         if cell.command.kind == "tune":
-            recipes = [split_flags(step.words)["--recipe"][0] for step in (cell.command.needs[0], cell.command)]
+            recipes = [str(step.flags["--recipe"][0]) for step in (cell.command.needs[0], cell.command)]
             found.setdefault(cell.row, set()).add((recipes[0], recipes[1]))
     assert found == {
         "BiLSTM+ELMo+Attn": {("bert_base_adam", "elmo")},
@@ -131,7 +131,7 @@ def test_the_papers_values() -> None:
 def test_tables_1_and_4_have_the_same_gpt() -> None:
     names = []
     for table in ("table1", "table4"):
-        cells = [*CellLister(load_table(table, "large")).list_cells()]
+        cells = list_cells(load_table(table, "large"))
         tuned = (cell.command for cell in cells if cell.row == "OpenAI GPT" and cell.command.kind == "tune")
         names.append({command.needs[0].name for command in tuned})
     assert names[0] == names[1]
@@ -142,7 +142,7 @@ def test_tables_share_the_runs_that_are_the_same(scale: str) -> None:
     """The base row of table 5 is that of 6, 8 and figure 5, and their text is one."""
     runs = {}
     for name in ("table5", "table6", "table8", "figure5"):
-        runs[name] = {step.name for step in order_commands([*CellLister(load_table(name, scale)).list_cells()])}
+        runs[name] = {step.name for step in order_commands(list_cells(load_table(name, scale)))}
     base = [name for name in runs["table5"] if name.startswith("train/base-seed-1")]
     assert len(base) == 1
     for names in runs.values():
@@ -153,7 +153,7 @@ def test_tables_share_the_runs_that_are_the_same(scale: str) -> None:
 
 
 def test_shares_divide_the_work_and_no_model_is_trained_twice() -> None:
-    steps = order_commands([*CellLister(load_table("table1", "tiny")).list_cells()])
+    steps = order_commands(list_cells(load_table("table1", "tiny")))
     for shares in (1, 2, 3, 5):
         parts = divide_commands(steps, shares)
         assert {step.name for part in parts for step in part} == {step.name for step in steps}
@@ -166,7 +166,7 @@ def test_shares_divide_the_work_and_no_model_is_trained_twice() -> None:
 
 
 def test_the_last_value_of_a_flag_counts_in_the_place_of_the_first() -> None:
-    assert merge_words("--a", "1", "--b", "x", "y", "--a", "2") == ("--a", "2", "--b", "x", "y")
+    assert join_flags(split_flags("--a", "1", "--b", "x", "y", "--a", "2")) == ["--a", "2", "--b", "x", "y"]
 
 
 def test_a_chain_of_rows_is_compared_link_by_link() -> None:

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import WORDS, write_wiki
 from rich.console import Console
+from support.reproduction import read_result
 
 from benchmarks import reproduce
 from benchmarks.reproduce import Reproduce, make
 from benchmarks.reproduction.declaration import Declared, load_table
-from benchmarks.reproduction.results import TableResult
 from data_prep.common.codes import Code
 
 ROWS = ("BERT", "LTR & No NSP", "from scratch")
@@ -84,7 +84,7 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     threading.Timer(4.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert make(wanted, console) == Code.INTERRUPTED
     assert make(wanted, console) == 0, console.file.getvalue()  # type: ignore[attr-defined]
-    found = TableResult.read(tmp_path / "table5-demo.json")
+    found = read_result(tmp_path / "table5-demo.json")
     assert [row.name for row in found.rows] == [*ROWS]
     for row in found.rows:
         assert len(row.cells["sst2"].values) == 2, row.cells["sst2"].notes
@@ -93,4 +93,4 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     assert all(outcome.code == 0 for outcome in found.runs.values())
     assert len(runs["train"].curve) >= 2
     assert make(wanted, console) == 0
-    assert TableResult.read(tmp_path / "table5-demo.json").rows == found.rows
+    assert read_result(tmp_path / "table5-demo.json").rows == found.rows

@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from support.reproduction import Place, StandIn
+from support.reproduction import Place, StandIn, read_result
 
-from benchmarks.reproduction import inputs, running
-from benchmarks.reproduction.commands import CellLister, order_commands
+from benchmarks.reproduction import commands, outcomes
+from benchmarks.reproduction.commands import RECIPES, list_cells, order_commands
 from benchmarks.reproduction.declaration import ScaleName, load_table
-from benchmarks.reproduction.inputs import RECIPES
-from benchmarks.reproduction.results import TableResult
 from data_prep.common.codes import Code
 from finetuning.run_glue import RunGlue
 from finetuning.run_ner import RunNer
@@ -37,11 +35,11 @@ def test_no_command_is_run_twice_and_a_table_that_was_interrupted_goes_on(place:
     assert not any(name.startswith(("shards/", "task/", "train/")) for name in other.ran)
     stopped, first, second = place.clone(), StandIn(killed_at=5), StandIn()
     assert stopped.make("table5", first) == Code.INTERRUPTED
-    assert len(TableResult.read(stopped.folder / "table5-demo.json").runs) == len(first.ran)
+    assert len(read_result(stopped.folder / "table5-demo.json").runs) == len(first.ran)
     assert (stopped.make("table5", StandIn(), plan=True), stopped.shown.count(" begun ")) == (0, 1)
     assert stopped.complete("table5", second).rows == made.rows
     assert first.ran + second.ran == whole.ran
-    place.patch.setattr(running, "find_commit", lambda: "another")
+    place.patch.setattr(outcomes, "find_commit", lambda: "another")
     told = place.complete("table5", again).notes
     assert again.ran == []
     assert any("made at another commit than this: 13 runs at" in note for note in told)
@@ -75,10 +73,10 @@ def test_damaged_results_are_passed_over_with_a_word_and_a_table_prefers_its_own
     for table, day in days.items():
         runs = {name: {**content["runs"][name], "date": day}}
         (place.folder / f"{table}-demo.json").write_text(json.dumps({**content, "runs": runs}))
-    steps = order_commands([*CellLister(load_table("table5", "demo")).list_cells()])
+    steps = order_commands(list_cells(load_table("table5", "demo")))
     step = next(step for step in steps if step.name == name)
     for table, day in days.items():
-        found = running.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
+        found = outcomes.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
         assert found is not None
         assert found.date == day
 
@@ -87,10 +85,10 @@ def test_a_stopped_command_replaces_no_table_of_more_runs(place: Place) -> None:
     place.complete("table5")
     before = (place.folder / "table5-demo.json").read_bytes()
     other = place.clone(place.folder / "table5-demo.json")
-    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {path}")
+    place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {path}")
     assert other.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
     assert "kept in" in other.shown
-    assert len(TableResult.read(other.folder / "table5-demo-partial.json").runs) == 3
+    assert len(read_result(other.folder / "table5-demo-partial.json").runs) == 3
     assert (other.folder / "table5-demo.json").read_bytes() == before
 
 
@@ -106,20 +104,20 @@ def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> N
 
 def names_of(scale: ScaleName) -> set[str]:
     """The names of all that table 5 needs: what has another name is made anew, beside what is there."""
-    return {step.name for step in order_commands([*CellLister(load_table("table5", scale)).list_cells()])}
+    return {step.name for step in order_commands(list_cells(load_table("table5", scale)))}
 
 
 def test_another_recipe_makes_all_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    before, checksum = names_of("demo"), inputs.checksum_recipe
-    monkeypatch.setattr(inputs, "checksum_recipe", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
+    before, checksum = names_of("demo"), commands.checksum_recipe
+    monkeypatch.setattr(commands, "checksum_recipe", lambda path: f"{'pre' in path.parts[-3]}{checksum(path)}")
     kept = before & names_of("demo")
     assert {name.partition("/")[0] for name in kept} == {"shards", "task"}
     assert (len(before), len(kept)) == (13, 2)
 
 
 def test_a_complete_table_of_another_recipe_replaces_the_earlier_one(place: Place) -> None:
-    before, checksum = place.complete("table5"), inputs.checksum_recipe
-    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {checksum(path)}")
+    before, checksum = place.complete("table5"), commands.checksum_recipe
+    place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {checksum(path)}")
     assert {*before.runs} != {*place.complete("table5").runs}
     assert not (place.folder / "table5-demo-partial.json").exists()
 
@@ -127,7 +125,7 @@ def test_a_complete_table_of_another_recipe_replaces_the_earlier_one(place: Plac
 def test_a_table_without_its_data_replaces_no_complete_one(place: Place) -> None:
     place.complete("table5")
     before = (place.folder / "table5-demo.json").read_bytes()
-    place.patch.setattr(inputs, "checksum_recipe", lambda path: f"another {path}")
+    place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {path}")
     place.lacks = {"BLiMP"}
     assert place.make("table5", StandIn()) == Code.DONE
     assert (place.folder / "table5-demo.json").read_bytes() == before
@@ -149,7 +147,7 @@ def test_what_a_recipe_says_counts_and_not_its_comments(tmp_path: Path) -> None:
     path, found = tmp_path / "recipe.toml", []
     for text in ("epochs = 3", "# three\nepochs = 3", "epochs = 4"):
         path.write_text(text)
-        found.append(inputs.checksum_recipe(path))
+        found.append(commands.checksum_recipe(path))
     assert found[0] == found[1] != found[2]
 
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
 
-from benchmarks.reproduction.verdicts import LEVEL, compare, compute_spread, has_signal, judge
+from benchmarks.reproduction.summing import LEVEL, compare_samples, compute_spread, has_signal
 
 VALUES = some.lists(some.floats(0, 100).map(lambda value: round(value, 2)), min_size=2, max_size=6)
 
@@ -16,12 +16,12 @@ VALUES = some.lists(some.floats(0, 100).map(lambda value: round(value, 2)), min_
 @given(VALUES, VALUES)
 def test_two_samples_are_compared_as_welch_did(first: list[float], second: list[float]) -> None:
     """Against his formulas: the standard error, his degrees of freedom, and Student's distribution."""
-    found = compare(first, second)
+    found = compare_samples(first, second)
     parts = [np.var(each, ddof=1) / len(each) for each in (first, second)]
     if len({*first}) == len({*second}) == 1:
-        assert found is None
+        assert found.p is None
         return
-    assert found is not None
+    assert found.interval is not None
     freedom = sum(parts) ** 2 / sum(
         part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
     )
@@ -29,7 +29,7 @@ def test_two_samples_are_compared_as_welch_did(first: list[float], second: list[
     difference = np.mean(first) - np.mean(second)
     assert found.p == pytest.approx(2 * stats.t.sf(abs(difference) / error, freedom), abs=1e-9)
     reach = stats.t.ppf(1 - LEVEL / 2, freedom) * error
-    assert (found.low, found.high) == pytest.approx((difference - reach, difference + reach), abs=1e-6)
+    assert found.interval == pytest.approx([difference - reach, difference + reach], abs=1e-6)
 
 
 HIGH, LOW, MIDDLE = [80.0, 80.2, 80.1], [75.0, 75.3, 75.1], ([80.0, 84.0, 76.0], [79.0, 83.0, 77.0])
@@ -52,9 +52,9 @@ HIGH, LOW, MIDDLE = [80.0, 80.2, 80.1], [75.0, 75.3, 75.1], ([80.0, 84.0, 76.0],
 def test_an_ordering_or_a_likeness(
     first: list[float], second: list[float], within: float | None, finding: str, why: str
 ) -> None:
-    judged, told, _ = judge(first, second, within)
-    assert judged == finding
-    assert told.startswith(why)
+    found = compare_samples(first, second, within)
+    assert found.finding == finding
+    assert found.why.startswith(why)
 
 
 @pytest.mark.parametrize(
