@@ -156,7 +156,8 @@ class CommandRunner:
         code = Code.DONE
         for number, command in enumerate(commands, 1):
             self._console.print(f"{number}/{len(commands)}  {command.kind}  {command.label}", markup=False)
-            if lacking := self._find_lacking(command):
+            lacking = self._find_lacking(command)
+            if lacking:
                 self._console.print(f"    not run: {lacking}", markup=False)
                 continue
             with locked(self._ledger.root / LOCKS / command.name, command.name, "{owner} is at it", patience=FOR_EVER):

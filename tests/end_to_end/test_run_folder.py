@@ -47,7 +47,7 @@ def test_a_run_is_not_put_into_its_shards(tmp_path: Path) -> None:
 def test_a_run_is_not_put_into_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / RECORD).write_text("{}")
     command = ["--recipe", "demo", "--data", str(tmp_path / "data"), "--out", str(tmp_path)]
-    assert_refused(command, f"--out {tmp_path}: is a checkpoint; name the folder of its run")
+    assert_refused(command, f"--out {tmp_path}: is a checkpoint; name its run, or a new folder")
     assert [*tmp_path.iterdir()] == [tmp_path / RECORD]
 
 
