@@ -1,6 +1,6 @@
 """The algorithm of Google's original data generator for BERT, a peer of preparation.py, written from its description.
 
-Its tokenizer is Google's, in plain Python, as transformers keeps it. Examples are padded ids; records are pickled, which
+Its tokenizer is Google's in plain Python, which transformers has. Examples are padded ids; records are pickled, which
 takes less time than TensorFlow's TFRecord files.
 """
 

@@ -188,60 +188,57 @@ class ContestRun:
         self._batches: list[PretrainingBatch] = []
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
-        self._shapes: dict[str, Shape] = {}
-        self._peaks: dict[str, float] = {}
-        """The largest memory of each side, in GiB."""
+        self._models: dict[str, tuple[Shape, int]] = {}
+        """The shape of each side's model, and its largest memory in bytes."""
         self._ceilings: list[float] = []
 
     def measure(self, kinds: Mapping[str, SideSpec]) -> None:
         """Lets these sides, which hold their memory at the same time, make their steps in turns."""
-        bench, first, count = self._bench, next(iter(kinds)), 0
+        bench, first = self._bench, next(iter(kinds))
         bench.console.print(f"{self._contest}: {', '.join(kinds)} {'are' if len(kinds) > 1 else 'is'} loading")
         with open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
             if not self._batches:
                 self._choose_batches(sides)
             progress = StepProgress(bench.console, str(self._contest), "", len(sides) * len(self._batches), 0)
 
-            def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
-                nonlocal count
-                if side.name == first:
-                    if count % EACH == 0:
-                        self._ceilings.append(measure_flops(bench.device, bench.dtype))
-                    count += 1
-                seconds = make_step(side, coming)
+            def take_turn(side: Side, coming: Iterator[tuple[int, PretrainingBatch]]) -> float:
+                number, batch = next(coming)
+                if side.name == first and number % EACH == 0:
+                    self._ceilings.append(measure_flops(bench.device, bench.dtype))
+                seconds = float(side.ask("step", batch))
                 progress.advance(1, 0)
                 return seconds
 
-            turns = {name: partial(take_turn, side, iter(self._batches)) for name, side in sides.items()}
-            self._shapes |= {name: side.ask("get_shape") for name, side in sides.items()}
+            turns = {name: partial(take_turn, side, enumerate(self._batches)) for name, side in sides.items()}
             with progress.show():
                 self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
-            self._peaks |= {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
+            self._models |= {name: side.ask("describe") for name, side in sides.items()}
             if bench.settings.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
 
     def _choose_batches(self, sides: Mapping[str, Side]) -> None:
         """Reads the batches of the contest, whose sequences are halved until all steps fit into the time."""
-        bench, asked = self._bench, self._contest
-        trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
-        steps = WARM_UP + bench.settings.rounds
+        bench, asked, steps = self._bench, self._contest, WARM_UP + self._bench.settings.rounds
         if bench.seconds < math.inf:
-            _, read = trial.open(bench.shards)
-            turns = {name: partial(make_step, side, map(read, range(2))) for name, side in sides.items()}
-            spent = alternate(turns, rounds=1, warm_up=1).seconds
-            each = steps * sum(map(sum, spent.values())) / trial.sequences
-            while self._contest.sequences > trial.sequences and each * self._contest.sequences > bench.seconds:
+            trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
+            first, second = map(trial.open(bench.shards)[1], range(2))
+            spent = 0.0
+            for side in sides.values():
+                side.ask("step", first)
+                spent += steps * side.ask("step", second) / trial.sequences
+            while self._contest.sequences > trial.sequences and spent * self._contest.sequences > bench.seconds:
                 self._contest = self._contest.halved()
             if self._contest != asked:
                 fewer = f"{asked}: {self._contest.sequences} sequences, for steps of {bench.seconds:.0f} s in all"
                 bench.console.print(f"{fewer}; --contests {asked} takes all")
-        _, read = self._contest.open(bench.shards)
-        self._batches = [read(step) for step in range(steps)]
+        self._batches = [*map(self._contest.open(bench.shards)[1], range(steps))]
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
-        ceiling, batches = statistics.median(self._ceilings), self._batches[WARM_UP:]
-        figures = {name: summarise(self._shapes[name], batches, each, ceiling) for name, each in self._seconds.items()}
+        ceiling, sides = statistics.median(self._ceilings), {}
+        for name, (shape, peak) in self._models.items():
+            figures = summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling)
+            sides[name] = {**figures, "peak_memory_gib": round(peak / 2**30, 2)}
         clocks = {"before": self._clocks_before, "after": read_gpu_state(self._bench.device)}
         return {
             "sequences": self._contest.sequences,
@@ -249,15 +246,9 @@ class ContestRun:
             **describe_lengths(self._batches),
             **({"gpu": clocks} if self._clocks_before else {}),
             "apart": self._bench.settings.apart,
-            "sides": {name: {**each, "peak_memory_gib": self._peaks[name]} for name, each in figures.items()},
+            "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
-
-
-def make_step(side: Side, batches: Iterator[PretrainingBatch]) -> float:
-    """Lets a side train on the next batch; returns the seconds."""
-    side.ask("take", next(batches))
-    return side.turn("step")
 
 
 def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
@@ -273,8 +264,7 @@ def fit_sequences(contest: Contest, bench: Bench) -> Contest:
     _, read = replace(contest, sequences=1).open(bench.shards)
     predictions = most_predictions(find_objective(shape), contest.length, Manifest.read(bench.shards))
     with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
-        sides[OURS].ask("take", read(0))
-        sides[OURS].ask("step")  # allocates the state of the optimizer
+        sides[OURS].ask("step", read(0))  # allocates the state of the optimizer
         found = replace(contest, sequences=sides[OURS].ask("largest", contest.length, predictions, MOST_SEQUENCES))
     bench.console.print(f"{contest}: {found.sequences} sequences fit")
     return found
