@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,9 +43,9 @@ from pretraining.huggingface.folders import read_shape, write_folder
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import choose_device
 
-WIDTHS = {"sst2": 128, "cola": 128, "squad": 384, "demo": 128}
+WIDTHS = {"sst2": 128, "cola": 128, "squad": 384}
 """The usual width of padded sequences of a task."""
-BATCHES = {"sst2": 32, "cola": 32, "squad": 16, "demo": 32}
+BATCHES = {"sst2": 32, "cola": 32, "squad": 16}
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 DEMO = ("demo-padded", "demo-dynamic")
 """Contests on sentences of the demo corpus, in the format of SST-2."""
@@ -104,7 +104,7 @@ def compete(numbers: Numbers, width: int, exercise: Exercise) -> dict[str, Turns
 
 def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise) -> dict[str, Any]:
     """Runs a contest against the Trainer with each type of numbers."""
-    width = WIDTHS[name.partition("-")[0]] if name.endswith("-padded") else 0
+    width = WIDTHS[exercise.task] if name.endswith("-padded") else 0
     against = {each: summarise(compete(each, width, exercise), exercise) for each in numbers}
     return {"batch": exercise.batch, "steps": exercise.steps, "against": against}
 
@@ -137,10 +137,10 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
         found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
         for contest in contests:
             task, data = contest.partition("-")[0], settings.data.resolve()
+            if demo is not None and contest in DEMO:
+                task, data = "sst2", demo
             steps = settings.steps or STEPS.get(settings.size, LEAST_STEPS)
             exercise = Exercise(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
-            if contest in DEMO and demo is not None:
-                exercise = replace(exercise, task="sst2", data=demo)
             name = f"{contest}, alone" if absent else contest  # so that it replaces no ratio
             numbers = settings.numbers[:1] if absent else settings.numbers
             found["contests"][name] = {**run_contest(contest, numbers, exercise), **describe_run()}

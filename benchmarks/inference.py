@@ -23,6 +23,8 @@ if __name__ == "__main__":
     begin()
 
 import itertools
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -129,7 +131,7 @@ def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str
     return "demo corpus", list(itertools.islice(read_demo_sentences(), settings.sentences))
 
 
-def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
+def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> None:
     """Writes a transformers folder with fresh weights and a head of two classes."""
     if size not in BERT.sizes:
         raise UserError(f"--sizes {size}: is none of {', '.join(BERT.sizes)}")
@@ -137,15 +139,6 @@ def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
     weights = TaskModel(shape, head).initialize(0).state_dict()
     task = {"task": "none", "fields": ["text"], "length": shape.positions}
     write_fine_tuned(folder, shape, head, weights, vocabulary, "fresh weights\n", task, shape.positions)
-    return folder
-
-
-def link_model(model: Path, folder: Path) -> Path:
-    """Creates a folder with links to the files of a model, into which peers write their graphs."""
-    folder.mkdir()
-    for path in model.resolve().iterdir():
-        (folder / path.name).symlink_to(path)
-    return folder
 
 
 class Contestants:
@@ -246,8 +239,11 @@ def measure(settings: Inference, console: Console) -> None:
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.resolve().name] if settings.model else settings.sizes:
-            own = Path(place) / size
-            folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
+            folder = Path(place) / size  # into which peers write their graphs
+            if settings.model:
+                shutil.copytree(settings.model.resolve(), folder, copy_function=os.symlink)
+            else:
+                make_model(size, vocabulary, folder)
             shape = read_shape(folder)
             sentences = cut_into_pieces(texts, vocabulary, shape.positions) if texts else []
             with ExitStack() as stack:

@@ -67,9 +67,8 @@ class Side:
             code = self.process.exitcode
             kind = NoMemoryError if code == -signal.SIGKILL else SideFailedError
             raise kind(f"{self.name}: {describe_exit(code)}") from None
-        if isinstance(answer, UserError):
-            kind = NoMemoryError if isinstance(answer, NoMemoryError) else SideFailedError
-            raise kind(f"{self.name}: {answer}")
+        if isinstance(answer, SideFailedError):
+            raise type(answer)(f"{self.name}: {answer}")
         return answer
 
     def end(self) -> None:
@@ -141,10 +140,10 @@ def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except UserError as error:
-        pipe.send(UserError(str(error)))
+        pipe.send(SideFailedError(str(error)))
     except Exception as error:
         if isinstance(error, RuntimeError) and is_shortage(error):
             pipe.send(NoMemoryError("no memory for such a step"))
         else:
             traceback.print_exc()
-            pipe.send(UserError(f"{type(error).__name__}: {error}"))
+            pipe.send(SideFailedError(f"{type(error).__name__}: {error}"))

@@ -143,14 +143,14 @@ def choose_sides(settings: Throughput, device: torch.device, console: Console) -
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
-    if find_missing_packages("transformers"):
+    if settings.peer == "none" or (settings.against and settings.peer == "auto"):
+        peers = ()
+    elif find_missing_packages("transformers"):
         if settings.peer == "transformers":
             raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
-        if settings.peer == "auto":
-            console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
+        console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
         peers = ()
-    wanted = () if settings.peer == "none" or (settings.against and settings.peer == "auto") else peers
-    return tuple(dict.fromkeys((OURS, *wanted, *settings.against)))
+    return tuple(dict.fromkeys((OURS, *peers, *settings.against)))
 
 
 def list_usual_contests(bench: Bench) -> Iterator[Contest]:
@@ -260,8 +260,7 @@ def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
 
 def fit_sequences(contest: Contest, bench: Bench) -> Contest:
     """Returns the contest with the sequences that a trainer takes for micro_batch = "auto"."""
-    shape, _ = contest.open(bench.shards)
-    _, read = replace(contest, sequences=1).open(bench.shards)
+    shape, read = replace(contest, sequences=1).open(bench.shards)
     predictions = most_predictions(find_objective(shape), contest.length, Manifest.read(bench.shards))
     with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
         sides[OURS].ask("step", read(0))  # allocates the state of the optimizer
@@ -274,7 +273,7 @@ def summarise(
     shape: Shape, batches: Sequence[PretrainingBatch], seconds: Sequence[float], ceiling: float
 ) -> dict[str, dict[str, float]]:
     """Summarises the steps of a side."""
-    steps = list(zip(batches[: len(seconds)], seconds, strict=True))
+    steps = list(zip(batches, seconds, strict=True))
     flops = [count_step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     computed = [count_computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     return {
@@ -287,13 +286,13 @@ def summarise(
     }
 
 
-def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, dict[str, Any]]:
+def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
     """Runs a contest, and halves its sequences while a side has too little memory."""
     if contest.sequences == AUTO:
         contest = fit_sequences(contest, bench)
     while True:
         try:
-            return contest, run_contest(contest, bench, keep)
+            return run_contest(contest, bench, keep)
         except NoMemoryError as error:
             bench.console.print(f"{contest}: {error}; with half the sequences")
             contest = contest.halved()
@@ -334,8 +333,8 @@ def measure(settings: Throughput, console: Console) -> None:
         if not given:
             bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
-        smaller, found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
-        show_contest(console, str(replace(smaller, sequences=found["sequences"])), found)
+        found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
+        show_contest(console, str(replace(contest, sequences=found["sequences"])), found)
         written = keep(contest.name, found)
     if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
