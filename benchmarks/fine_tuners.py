@@ -172,8 +172,8 @@ class TheirFineTuning:
         torch.set_num_threads(default_threads(World()))
         rows: Any = encode_rows(task.train, task.head.kind, self.width)
         with tempfile.TemporaryDirectory() as folder:
-            told = build_arguments(settings, Path(folder), self.numbers, grouped=not self.width)
-            trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, told, rows)
+            arguments = build_arguments(settings, Path(folder), self.numbers, grouped=not self.width)
+            trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, arguments, rows)
             if self.width:
                 trainer.data_collator = transformers.default_data_collator
             trainer.add_callback(EndsTurns())
@@ -184,7 +184,7 @@ class TheirFineTuning:
                 answer()
 
 
-def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, told: Any, rows: Any) -> Any:
+def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, arguments: Any, rows: Any) -> Any:
     """Creates a quiet Trainer of this kind for a model folder, and rows of which it pads each batch to its longest."""
     import transformers
 
@@ -199,7 +199,7 @@ def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, 
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     trainer = kind(
         model=getattr(transformers, AUTO_CLASSES[head.kind]).from_pretrained(folder, dtype=torch.float32, **given),
-        args=told,
+        args=arguments,
         train_dataset=rows,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,

@@ -175,17 +175,17 @@ class Contestants:
         self._console.print(fault)
 
 
-def run_contest(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
+def run_contest(contest: InferenceContest, contestants: Contestants, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after their logits have been compared."""
-    wanted = {name: contest.requests_for(name) for name in field.sides}
-    field.ask(wanted)  # what is compiled or captured at a first answer is not timed
-    first = field.ask(wanted)
+    wanted = {name: contest.requests_for(name) for name in contestants.sides}
+    contestants.ask(wanted)  # what is compiled or captured at a first answer is not timed
+    first = contestants.ask(wanted)
     for name, fault in find_deviations({name: replies.logits for name, replies in first.items()}).items():
-        field.drop(name, f"{contest.name}: {fault}")
-    for name in field.sides:
+        contestants.drop(name, f"{contest.name}: {fault}")
+    for name in contestants.sides:
         wanted[name] = list(wanted[name]) * count_repeats(sum(first[name].seconds), contest.at_once)
-    turns = [field.ask(wanted) for _ in range(rounds)]
-    return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
+    turns = [contestants.ask(wanted) for _ in range(rounds)]
+    return summarise(contest, {name: [turn[name] for turn in turns] for name in contestants.sides})
 
 
 def count_repeats(seconds: float, at_once: bool = False) -> int:
@@ -194,19 +194,18 @@ def count_repeats(seconds: float, at_once: bool = False) -> int:
 
 
 def find_deviations(said: Mapping[str, Array]) -> dict[str, str]:
-    """Returns the sides whose logits differ from those of the judge by more than rounding, with messages. The judge is
-    the side in fp32 with which most others agree."""
+    """Returns the sides whose logits differ from those of a reference by more than rounding, with messages. The
+    reference is the side in fp32 with which most others agree."""
 
-    def faults(judge: str) -> dict[str, str]:
-        scale, found = max(1.0, float(np.abs(said[judge]).max())), {}
+    def compare_with(reference: str) -> dict[str, str]:
+        scale, found = max(1.0, float(np.abs(said[reference]).max())), {}
         for name, logits in said.items():
-            away, allowed = float(np.abs(logits - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
+            away, allowed = float(np.abs(logits - said[reference]).max()), TOLERANCES[name.split()[-1]] * scale
             if not away <= allowed:  # also true for nan
-                found[name] = f"logits of {name} are {away:.2g} away from those of {judge}; {allowed:.2g} may be"
+                found[name] = f"logits of {name} are {away:.2g} away from those of {reference}; {allowed:.2g} may be"
         return found
 
-    judges = [faults(name) for name in said if name.endswith("fp32")]
-    return min(judges, key=len, default={})
+    return min((compare_with(name) for name in said if name.endswith("fp32")), key=len, default={})
 
 
 def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]]) -> dict[str, Any]:
@@ -247,11 +246,11 @@ def measure(settings: Inference, console: Console) -> None:
             shape = read_shape(folder)
             sentences = cut_into_pieces(texts, vocabulary, shape.positions) if texts else []
             with ExitStack() as stack:
-                field = Contestants(settings.sides, folder, stack, console)
-                found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **describe_run()}
+                contestants = Contestants(settings.sides, folder, stack, console)
+                found = models[size] = {"absent": contestants.absent, "rounds": settings.rounds, **describe_run()}
                 found |= {"mean_length": round(fmean(map(len, sentences)), 1)} if sentences else {}
                 for contest in build_contests(settings, source, sentences, len(vocabulary), shape.positions):
-                    found[contest.name] = run_contest(contest, field, settings.rounds)
+                    found[contest.name] = run_contest(contest, contestants, settings.rounds)
                     show_contest(console, f"{size}: {contest.name}", found[contest.name])
             console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")
 
