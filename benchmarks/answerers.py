@@ -1,4 +1,4 @@
-"""Sides of the inference benchmark: a fine-tuned model by our code, transformers, ONNX Runtime, OpenVINO or TorchAO.
+"""Sides of the inference benchmark: a fine-tuned model by our code, transformers or ONNX Runtime.
 
 A request has sequences of pieces; the answer is their logits. Sequences come without padding. Sides that need it pad to
 the longest of the request, which counts in their seconds.
@@ -6,14 +6,10 @@ the longest of the request, which counts in their seconds.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +19,8 @@ import torch
 from benchmarks.contests import OURS
 from benchmarks.peer import pad_inputs, require_packages, silence_transformers
 from benchmarks.sides import SideSpec
-from benchmarks.texts import read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Encoded, Sequences
 from finetuning.prediction import load
@@ -38,9 +32,6 @@ Request = Sequence[Array]
 """Sequences of pieces."""
 CORES = 2
 """Threads of each side."""
-EXAMPLE = [np.arange(9), np.arange(7)]
-SAMPLE, LONGEST = 64, 128
-"""Sentences and pieces of a sentence for peers that quantise hidden states by a sample."""
 
 
 @dataclass(frozen=True)
@@ -128,50 +119,6 @@ def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) 
     return [pieces.row(number) for number in range(len(texts))]
 
 
-def read_sample(folder: Path) -> list[Array]:
-    """Reads sentences on which the peers in 8 bits measure how large hidden states are."""
-    return cut_into_pieces([*itertools.islice(read_demo_sentences(), SAMPLE)], read_vocabulary(folder), LONGEST)
-
-
-def load_openvino(folder: Path, *, numbers: str) -> Answerer:
-    """Loads transformers' model into OpenVINO, whose default is bf16 where the processor has it. For int8, NNCF
-    quantises it, with SmoothQuant."""
-    model = load_theirs(folder, *(("openvino", "nncf") if numbers == "int8" else ("openvino",)))
-    openvino: Any = import_module("openvino")
-    graph = openvino.convert_model(model, example_input=make_tensors(EXAMPLE))
-    if numbers == "int8":
-        nncf: Any = import_module("nncf")
-        sample = nncf.Dataset([pad_inputs([each]) for each in read_sample(folder)])
-        with redirect_stdout(StringIO()):  # progress bars
-            graph = nncf.quantize(graph, sample, model_type=nncf.ModelType.TRANSFORMER)
-    hints: dict[str, Any] = {"INFERENCE_NUM_THREADS": CORES, "PERFORMANCE_HINT": "LATENCY"}
-    hints |= {} if numbers == "int8" else {"INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[numbers]}
-    compiled = openvino.compile_model(graph, "CPU", hints)
-    return Answerer(lambda request: np.asarray(compiled(pad_inputs(request))[0]))
-
-
-def load_torchao(folder: Path, *, numbers: str) -> Answerer:  # noqa: ARG001
-    """Loads transformers' model with products in 8 bits by TorchAO, with SmoothQuant, compiled."""
-    model = load_theirs(folder, "torchao")
-    torchao: Any = import_module("torchao.quantization")
-    smooth: Any = import_module("torchao.prototype.smoothquant")
-    base = torchao.Int8DynamicActivationInt8WeightConfig()
-    torchao.quantize_(model, smooth.SmoothQuantConfig(base, "prepare"))
-    with torch.inference_mode():
-        model(**make_tensors(read_sample(folder)))  # at once, since the observers join what they see
-    observed = smooth.SmoothQuantObservedLinear
-    torchao.quantize_(model, smooth.SmoothQuantConfig(base, "convert"), lambda each, _: isinstance(each, observed))
-    compiled: Any = torch.compile(model, dynamic=True)
-
-    @torch.inference_mode()
-    def answer(request: Request) -> Array:
-        return np.asarray(compiled(**make_tensors(request)).logits)
-
-    for size in (1, 2):  # compiles, for one sequence and for several
-        answer(EXAMPLE[:size])
-    return Answerer(answer)
-
-
 def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
     """Loads the graph of transformers' model into ONNX Runtime, with its fusions, and dynamic quantisation for int8. It
     computes on a GPU if there is one."""
@@ -197,12 +144,11 @@ def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
 def export(folder: Path, halves: bool = False) -> Path:
     """Exports a transformers folder as an ONNX graph, with ONNX Runtime's fusions for BERT; `halves`: in fp16."""
     model = load_theirs(folder, "onnxruntime", "onnx", "onnxscript", attn_implementation="eager")
-    import torch.onnx
     from onnxruntime.transformers.optimizer import optimize_model
 
     raw, fused = str(folder / "raw.onnx"), folder / ("halves.onnx" if halves else "fused.onnx")
     if not fused.exists():
-        example = make_tensors(EXAMPLE)
+        example = make_tensors([np.arange(9), np.arange(7)])
         axes = {name: {0: "batch", 1: "length"} for name in example}
         names: dict[str, Any] = {"input_names": list(example), "output_names": ["logits"], "dynamic_axes": axes}
         torch.onnx.export(model, (), raw, kwargs=example, **names, dynamo=False)
@@ -223,8 +169,6 @@ NUMBERS = {
     OURS: (load_ours, ("fp32", "bf16", "int8")),
     "transformers": (load_transformers, ("fp32", "bf16", "autocast")),
     "onnxruntime": (load_onnx_runtime, ("fp32", "int8")),
-    "openvino": (load_openvino, ("fp32", "bf16", "int8")),
-    "torchao": (load_torchao, ("int8",)),
 }
 KINDS = {
     f"{who} {numbers}": SideSpec(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)

@@ -1,6 +1,6 @@
 """Sides of the fine-tuning benchmark, which train and predict in turns, each in a process of its own.
 
-A turn is an epoch of training, or one prediction of the same items, so that all do the same work in every turn. The
+A turn is an epoch of training, or a prediction of the same items, so that all do the same work in every turn. The
 peer is transformers' Trainer, on the same items, from the same model folder, with our settings. Its items are cut into
 pieces beforehand, as its users do, which does not count.
 """
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.peer import pad_inputs, silence_transformers
-from benchmarks.sides import Calls
+from benchmarks.sides import Answer
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
@@ -36,7 +37,7 @@ from pretraining.architectures.weights import TaskHead
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.weights import AUTO_CLASSES
 from pretraining.processes.context import Context
-from pretraining.processes.group import choose_device, connect, default_threads
+from pretraining.processes.group import choose_device, connect, default_threads, disconnect
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 
@@ -45,6 +46,23 @@ PEER = ("transformers", "accelerate")
 """Packages of the peer."""
 Numbers = Literal["autocast", "fp32"]
 """The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
+
+
+def load_quiet_settings(recipe: str, **given: object) -> FineTuning:
+    """Loads a recipe with these values, without logs or checkpoints of the run."""
+    quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
+    return load_settings(recipe, [f"--{name}={value}" for name, value in {**given, **quiet}.items()])
+
+
+@contextmanager
+def open_context(device: torch.device) -> Iterator[Context]:
+    """Opens the context of a run of one process."""
+    world = World()
+    connect(world, device)
+    try:
+        yield Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
+    finally:
+        disconnect()
 
 
 @dataclass(frozen=True)
@@ -62,24 +80,21 @@ class Exercise:
     dtype: str = "auto"
 
     def settings(self) -> FineTuning:
-        """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
+        """Returns the settings of the task's recipe."""
         given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
-        quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
-        overrides = [f"--{name}={value}" for name, value in {**given, **quiet}.items()]
-        return load_settings("squad1" if self.task == "squad" else "glue", overrides)
+        return load_quiet_settings("squad1" if self.task == "squad" else "glue", **given)
 
     def open(self) -> Task:
         """Opens the task, with the number of training items that the steps of an epoch take."""
-        cutter, settings = Cutter(find_model(str(self.model)).vocabulary), self.settings()
+        setup = Setup(Cutter(find_model(str(self.model)).vocabulary), self.settings())
         task: Task = (
-            open_squad("1.1", self.data / SQUAD, None, Setup(cutter, settings), held_out=0.1)
+            open_squad("1.1", self.data / SQUAD, None, setup, held_out=0.1)
             if self.task == "squad"
-            else open_glue(self.task, self.data / "glue", Setup(cutter, settings))
+            else open_glue(self.task, self.data / "glue", setup)
         )
         if (wanted := self.steps * self.batch) > len(task.train):
             raise UserError(f"--steps {self.steps}: {self.task} has {len(task.train)} items, and {wanted} are needed")
-        order = np.random.default_rng(0).permutation(len(task.train))
-        task.train = ItemSubset(task.train, order[:wanted])
+        task.train = ItemSubset(task.train, np.random.default_rng(0).permutation(len(task.train))[:wanted])
         return task
 
 
@@ -99,112 +114,97 @@ class ItemSubset:
 
 
 class UnscoredTuner(Tuner):
-    """A run without scoring, since prediction has its own turns."""
+    """A run without scoring, since prediction has its own turns; `end_epoch` is called after each epoch."""
+
+    end_epoch: Callable[[], Any] | None = None
 
     def score_where_due(self) -> None:
-        """Does nothing."""
+        """Scores nothing."""
+        if self.end_epoch is not None and self.state.step and self.epoch.is_integer():
+            self.end_epoch()
 
 
+@dataclass(frozen=True)
 class OurFineTuning:
-    """Our fine-tuning, an epoch a turn."""
+    """Our fine-tuning: an epoch a turn, and after the last epoch a prediction of the training items a turn."""
 
-    def __init__(self, exercise: Exercise) -> None:
-        world, settings = World(), exercise.settings()
-        device = choose_device("auto", world)
-        connect(world, device)
-        torch.set_num_threads(default_threads(world))
+    exercise: Exercise
+
+    def take_turns(self, answer: Answer) -> None:
+        """Trains for all epochs, then predicts repeatedly."""
+        settings, task, device = self.exercise.settings(), self.exercise.open(), choose_device("auto", World())
+        torch.set_num_threads(default_threads(World()))
         set_arithmetic(settings.precision, settings.compute, device)
-        self.task, base = exercise.open(), Base(find_model(str(exercise.model)))
-        self.context = Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
-        self.folder = tempfile.TemporaryDirectory()
-        self.run = UnscoredTuner(Run(self.task, settings, Path(self.folder.name)), base, self.context)
-        self.opened = ExitStack()
-        self.opened.enter_context(self.run.log)
-        self.run.meter.begin()
-        self.ahead = self.run.batches.iterate(0)
-
-    def train(self) -> None:
-        """Trains for an epoch."""
-        for _ in range(self.run.batches.steps_per_epoch):
-            self.run.show_progress()
-            self.run.step(*next(self.ahead))
-            self.run.after_step()
-
-    def predict(self) -> None:
-        """Predicts the items that it trains on."""
-        compute_outputs(self.run.engine, self.task.head.kind, {"train": self.task.train}, self.context)
+        base = Base(find_model(str(self.exercise.model)))
+        with open_context(device) as context, tempfile.TemporaryDirectory() as folder:
+            run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
+            run.end_epoch = answer
+            answer()
+            run.train()
+            while True:
+                compute_outputs(run.engine, task.head.kind, {"train": task.train}, context)
+                answer()
 
 
+@dataclass(frozen=True)
 class TheirFineTuning:
-    """transformers' Trainer: an epoch a turn, and after the last epoch a prediction a turn. It pads to `width`, or to
-    the longest of a batch with lengths grouped."""
+    """transformers' Trainer in the same turns. It pads to `width`, or to the longest of a batch, of like lengths."""
 
-    def __init__(self, numbers: Numbers, width: int, exercise: Exercise) -> None:
+    numbers: Numbers
+    width: int
+    exercise: Exercise
+
+    def take_turns(self, answer: Answer) -> None:
+        """Trains for all epochs, then predicts repeatedly."""
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
         silence_transformers()
-        self.numbers, self.width, self.exercise = numbers, width, exercise
-
-    def take_turns(self, calls: Calls) -> None:
-        """Trains for all epochs, then predicts the training items repeatedly."""
-        with tempfile.TemporaryDirectory() as folder:
-            trainer, rows = self._prepare(calls, Path(folder))
-            calls.next()
-            trainer.train()
-            while True:
-                trainer.predict(rows)
-                calls.next()
-
-    def _prepare(self, calls: Calls, folder: Path) -> tuple[Any, Any]:
-        """Creates the Trainer, and the rows of its dataset."""
         import transformers
-
-        steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
 
         class EndsTurns(transformers.TrainerCallback):
             """Ends a turn with the last step of an epoch."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
                 if state.global_step % steps == 0:
-                    calls.next()
+                    answer()
 
+        steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
         torch.set_num_threads(default_threads(World()))
         rows: Any = encode_rows(task.train, task.head.kind, self.width)
-        told = build_arguments(settings, folder, self.numbers, grouped=not self.width)
-        trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, told, rows)
-        if self.width:
-            trainer.data_collator = transformers.default_data_collator
-        trainer.add_callback(EndsTurns())
-        return trainer, rows
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = build_arguments(settings, Path(folder), self.numbers, grouped=not self.width)
+            trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, arguments, rows)
+            if self.width:
+                trainer.data_collator = transformers.default_data_collator
+            trainer.add_callback(EndsTurns())
+            answer()
+            trainer.train()
+            while True:
+                trainer.predict(rows)
+                answer()
 
 
-def make_trainer(kind: Any, model: Path, head: TaskHead, settings: FineTuning, told: Any, rows: Any) -> Any:
+def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, arguments: Any, rows: Any) -> Any:
     """Creates a quiet Trainer of this kind for a model folder, and rows of which it pads each batch to its longest."""
     import transformers
 
-    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    given: dict[str, Any] = {
+        "hidden_dropout_prob": settings.dropout.hidden,
+        "classifier_dropout": settings.dropout.hidden,
+        "attention_probs_dropout_prob": settings.dropout.attention,
+        "num_labels": head.outputs if head.kind in ("classes", "labels", "score", "tags") else None,
+    }
+    given = {name: value for name, value in given.items() if value is not None}  # else that of the folder
+    transformers.set_seed(settings.seed)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     trainer = kind(
-        model=load_model(model, head, settings),
-        args=told,
+        model=getattr(transformers, AUTO_CLASSES[head.kind]).from_pretrained(folder, dtype=torch.float32, **given),
+        args=arguments,
         train_dataset=rows,
         data_collator=transformers.DataCollatorWithPadding(tokenizer),
         processing_class=tokenizer,
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
-
-
-def load_model(folder: Path, head: TaskHead, settings: FineTuning) -> Any:
-    """Loads a transformers model for a task, with the weights of a folder."""
-    import transformers
-
-    dropout = settings.dropout
-    given: dict[str, Any] = dict.fromkeys(("hidden_dropout_prob", "classifier_dropout"), dropout.hidden)
-    given["attention_probs_dropout_prob"] = dropout.attention
-    given = {name: share for name, share in given.items() if share is not None}  # else that of the folder
-    if head.kind in ("classes", "labels", "score", "tags"):
-        given["num_labels"] = head.outputs
-    transformers.set_seed(settings.seed)
-    return getattr(transformers, AUTO_CLASSES[head.kind]).from_pretrained(folder, dtype=torch.float32, **given)
 
 
 def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:

@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,9 +43,9 @@ from pretraining.huggingface.folders import read_shape, write_folder
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.group import choose_device
 
-WIDTHS = {"sst2": 128, "cola": 128, "squad": 384, "demo": 128}
+WIDTHS = {"sst2": 128, "cola": 128, "squad": 384}
 """The usual width of padded sequences of a task."""
-BATCHES = {"sst2": 32, "cola": 32, "squad": 16, "demo": 32}
+BATCHES = {"sst2": 32, "cola": 32, "squad": 16}
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 DEMO = ("demo-padded", "demo-dynamic")
 """Contests on sentences of the demo corpus, in the format of SST-2."""
@@ -89,23 +89,23 @@ def make_model(size: str, data: Path, folder: Path) -> Path:
     return folder
 
 
-def compete(numbers: Numbers, width: int, exercise: Exercise, alone: bool = False) -> dict[str, Turns]:
+def compete(numbers: Numbers, width: int, exercise: Exercise) -> dict[str, Turns]:
     """Lets all sides take turns in training and in prediction; the first turns do not count."""
     kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
-    kinds |= {} if alone else {"transformers": SideSpec(partial(TheirFineTuning, numbers, width), prepared=False)}
+    if not find_missing_packages(*PEER):
+        kinds[PEER[0]] = SideSpec(partial(TheirFineTuning, numbers, width), prepared=False)
     with open_sides(kinds, exercise) as sides:
 
-        def turns(method: str) -> Turns:
-            return alternate({name: partial(side.turn, method) for name, side in sides.items()}, exercise.epochs - 1, 1)
+        def take_turns(method: str) -> Turns:
+            return alternate({name: partial(side.ask, method) for name, side in sides.items()}, exercise.epochs - 1, 1)
 
-        return {"training": turns("train"), "prediction": turns("predict")}
+        return {"training": take_turns("train"), "prediction": take_turns("predict")}
 
 
-def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise, alone: bool = False) -> dict[str, Any]:
+def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise) -> dict[str, Any]:
     """Runs a contest against the Trainer with each type of numbers."""
-    width = WIDTHS[name.partition("-")[0]] if name.endswith("-padded") else 0
-    several = numbers[:1] if alone else numbers
-    against = {each: summarise(compete(each, width, exercise, alone), exercise) for each in several}
+    width = WIDTHS[exercise.task] if name.endswith("-padded") else 0
+    against = {each: summarise(compete(each, width, exercise), exercise) for each in numbers}
     return {"batch": exercise.batch, "steps": exercise.steps, "against": against}
 
 
@@ -114,10 +114,8 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     items, found = exercise.steps * exercise.batch, dict[str, dict[str, Any]]()
     for what, turns in taken.items():
         medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
-        one = found[what] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
-        ratios = turns.compute_ratios()
-        if ratios:
-            one["times_as_fast"] = ratios["transformers"]
+        found[what] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
+        found[what] |= {"times_as_fast": turns.compute_ratio(PEER[0], OURS)} if PEER[0] in turns.seconds else {}
     return found
 
 
@@ -139,15 +137,15 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
         found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
         for contest in contests:
             task, data = contest.partition("-")[0], settings.data.resolve()
+            if demo is not None and contest in DEMO:
+                task, data = "sst2", demo
             steps = settings.steps or STEPS.get(settings.size, LEAST_STEPS)
             exercise = Exercise(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
-            if contest in DEMO and demo is not None:
-                exercise = replace(exercise, task="sst2", data=demo)
             name = f"{contest}, alone" if absent else contest  # so that it replaces no ratio
-            one = {**run_contest(contest, settings.numbers, exercise, bool(absent)), **describe_run()}
-            found["contests"][name] = one
+            numbers = settings.numbers[:1] if absent else settings.numbers
+            found["contests"][name] = {**run_contest(contest, numbers, exercise), **describe_run()}
             written = keeper.keep({"models": models})
-            show_contest(console, name, one)
+            show_contest(console, name, found["contests"][name])
     console.print(f"kept in {written}")
 
 

@@ -20,10 +20,7 @@ if __name__ == "__main__":
 
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from io import StringIO
 from math import hypot
 from statistics import mean, stdev
 from typing import Any
@@ -32,7 +29,15 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import PEER, UnscoredTuner, build_arguments, encode_rows, make_trainer
+from benchmarks.fine_tuners import (
+    PEER,
+    UnscoredTuner,
+    build_arguments,
+    encode_rows,
+    load_quiet_settings,
+    make_trainer,
+    open_context,
+)
 from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
 from benchmarks.peer import require_packages, silence_transformers
 from benchmarks.tables import show, summarise_results
@@ -42,17 +47,14 @@ from finetuning.inputs import Cutter
 from finetuning.ragged import Ragged
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.outputs import compute_outputs
-from finetuning.settings import FineTuning, load_settings
+from finetuning.settings import FineTuning
 from finetuning.tasks.glue import open_glue
 from finetuning.tasks.sentences import SentenceTask
 from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
-from pretraining.processes.context import Context
-from pretraining.processes.group import connect, default_threads, disconnect
-from pretraining.processes.stopping import Control
-from pretraining.processes.watchdog import Watch
+from pretraining.model.batch import CPU
+from pretraining.processes.group import default_threads
 
-CPU = torch.device("cpu")
 OURS, THEIRS = "Cloze", "Trainer"
 
 
@@ -78,19 +80,7 @@ class FineTuningScores:
     def settings(self, seed: int) -> FineTuning:
         """Returns the settings of the recipe of GLUE that both sides follow."""
         given = {"learning_rate": self.learning_rate, "epochs": self.epochs, "seed": seed, "precision.dtype": '"fp32"'}
-        quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
-        return load_settings("glue", [f"--{name}={value}" for name, value in {**given, **quiet}.items()])
-
-
-@contextmanager
-def one_process() -> Iterator[Context]:
-    """Opens the context of a run of one process on the CPU."""
-    world = World()
-    connect(world, CPU)
-    try:
-        yield Context(world, CPU, Console(file=StringIO()), Control(world), Watch(world))
-    finally:
-        disconnect()
+        return load_quiet_settings("glue", **given)
 
 
 def open_task(name: str, data: Path, model: Path, settings: FineTuning) -> SentenceTask:
@@ -102,7 +92,7 @@ def score_ours(task: SentenceTask, model: Path, settings: FineTuning) -> float:
     """Fine-tunes a model by our loop; returns its score on dev."""
     set_arithmetic(settings.precision, settings.compute, CPU)
     base = Base(find_model(str(model)))
-    with one_process() as context, tempfile.TemporaryDirectory() as folder:
+    with open_context(CPU) as context, tempfile.TemporaryDirectory() as folder:
         run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
         run.train()
         outputs = compute_outputs(run.engine, task.head.kind, task.dev, context)

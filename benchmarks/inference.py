@@ -9,8 +9,8 @@ sentences in the order of the file (from the folder that CLOZE_DATA names; witho
 Each side has a process with two threads, the same weights and the same requests, and must give the same logits. Peers
 pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort by length,
 as predict.py does; the peers get 32 at a time in the order of the file. Sides take turns; ratios are medians over the
-rounds. Peers are transformers, ONNX Runtime, OpenVINO with NNCF, and TorchAO, those that are installed: the reason is
-printed if a side cannot take part. Results go to benchmarks/results/.
+rounds. Peers are transformers and ONNX Runtime, if they are installed: the reason is printed if a side cannot take
+part. Results go to benchmarks/results/.
 """
 
 import sys
@@ -23,6 +23,8 @@ if __name__ == "__main__":
     begin()
 
 import itertools
+import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,7 +54,6 @@ from pretraining.huggingface.folders import read_shape, write_fine_tuned
 
 TOGETHER = 32
 """Sentences of a request of the peers, if we get all at once."""
-PEERS = ("onnxruntime", "openvino", "nncf", "torchao")
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 REST = 0.05
 """Seconds between turns, in which the threads of the last side stop spinning."""
@@ -96,16 +97,9 @@ class InferenceContest:
     at_once: bool = False
     """Whether our sides get all sequences in one request."""
 
-    @property
-    def sequences(self) -> int:
-        """The number of sequences in all requests."""
-        return sum(map(len, self.requests))
-
     def requests_for(self, side: str) -> Sequence[Request]:
         """The requests of a side."""
-        if self.at_once and is_ours(side):
-            return [[pieces for request in self.requests for pieces in request]]
-        return self.requests
+        return [list(itertools.chain(*self.requests))] if self.at_once and is_ours(side) else self.requests
 
 
 def split_requests(sequences: Sequence[Array], size: int) -> list[Request]:
@@ -121,11 +115,10 @@ def build_contests(
     for length, batch in itertools.product([min(each, longest) for each in settings.lengths], settings.batches):
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
         yield InferenceContest(f"{batch} x {length}", [even])
-    if not sentences:
-        return
-    for batch in settings.mixed:
-        yield InferenceContest(f"{source}, {batch} at a time", split_requests(sentences, batch))
-    yield InferenceContest(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
+    if sentences:
+        for batch in settings.mixed:
+            yield InferenceContest(f"{source}, {batch} at a time", split_requests(sentences, batch))
+        yield InferenceContest(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
 
 
 def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
@@ -138,7 +131,7 @@ def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str
     return "demo corpus", list(itertools.islice(read_demo_sentences(), settings.sentences))
 
 
-def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
+def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> None:
     """Writes a transformers folder with fresh weights and a head of two classes."""
     if size not in BERT.sizes:
         raise UserError(f"--sizes {size}: is none of {', '.join(BERT.sizes)}")
@@ -146,15 +139,6 @@ def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> Path:
     weights = TaskModel(shape, head).initialize(0).state_dict()
     task = {"task": "none", "fields": ["text"], "length": shape.positions}
     write_fine_tuned(folder, shape, head, weights, vocabulary, "fresh weights\n", task, shape.positions)
-    return folder
-
-
-def link_model(model: Path, folder: Path) -> Path:
-    """Creates a folder with links to the files of a model, into which peers write their graphs."""
-    folder.mkdir()
-    for path in model.resolve().iterdir():
-        (folder / path.name).symlink_to(path)
-    return folder
 
 
 class Contestants:
@@ -163,51 +147,45 @@ class Contestants:
     def __init__(self, names: Sequence[str], folder: Path, stack: ExitStack, console: Console) -> None:
         self.sides: dict[str, Side] = {}
         self.absent: dict[str, str] = {}
+        """Why the others do not take part."""
         self._console = console
         for name in names:
             try:
                 self.sides |= stack.enter_context(open_sides({name: EVERY[name]}, folder))
             except SideFailedError as error:
-                self._note(name, str(error))
-        self.lose({})
+                self.drop(name, str(error))
 
     def ask(self, requests: Mapping[str, Sequence[Request]]) -> dict[str, Replies]:
-        """Returns the replies of all sides; drops those that fail."""
-        found, failed = {}, {}
-        for name, side in self.sides.items():
+        """Returns the replies of all sides; drops those that fail. Raises UserError if none is left."""
+        found = {}
+        for name, side in list(self.sides.items()):
             try:
                 found[name] = side.ask("answer_all", requests[name])
             except SideFailedError as error:
-                failed[name] = str(error)
+                self.drop(name, str(error))
             time.sleep(REST)
-        self.lose(failed)
+        if not found:
+            raise UserError("no side can answer")
         return found
 
-    def lose(self, faults: Mapping[str, str]) -> None:
-        """Drops sides. Raises UserError if none is left."""
-        for name, fault in faults.items():
-            self.sides.pop(name)
-            self._note(name, fault)
-        if not self.sides:
-            raise UserError("no side can answer")
-
-    def _note(self, name: str, fault: str) -> None:
+    def drop(self, name: str, fault: str) -> None:
+        """Drops a side, and prints why."""
+        self.sides.pop(name, None)
         self.absent[name] = fault
         self._console.print(fault)
 
 
-def run_contest(contest: InferenceContest, field: Contestants, rounds: int) -> dict[str, Any]:
+def run_contest(contest: InferenceContest, contestants: Contestants, rounds: int) -> dict[str, Any]:
     """Lets all sides answer in turns, after their logits have been compared."""
-    wanted = {name: contest.requests_for(name) for name in field.sides}
-    field.ask(wanted)  # what is compiled or captured at a first answer is not timed
-    first = field.ask({name: wanted[name] for name in field.sides})
-    others = find_deviations({name: replies.logits for name, replies in first.items()})
-    field.lose({name: f"{contest.name}: {why}" for name, why in others.items()})
-    times = {name: count_repeats(sum(first[name].seconds), contest.at_once) for name in field.sides}
-    turns = [
-        field.ask({name: list(contest.requests_for(name)) * times[name] for name in field.sides}) for _ in range(rounds)
-    ]
-    return summarise(contest, {name: [turn[name] for turn in turns] for name in field.sides})
+    wanted = {name: contest.requests_for(name) for name in contestants.sides}
+    contestants.ask(wanted)  # what is compiled or captured at a first answer is not timed
+    first = contestants.ask(wanted)
+    for name, fault in find_deviations({name: replies.logits for name, replies in first.items()}).items():
+        contestants.drop(name, f"{contest.name}: {fault}")
+    for name in contestants.sides:
+        wanted[name] = list(wanted[name]) * count_repeats(sum(first[name].seconds), contest.at_once)
+    turns = [contestants.ask(wanted) for _ in range(rounds)]
+    return summarise(contest, {name: [turn[name] for turn in turns] for name in contestants.sides})
 
 
 def count_repeats(seconds: float, at_once: bool = False) -> int:
@@ -216,35 +194,35 @@ def count_repeats(seconds: float, at_once: bool = False) -> int:
 
 
 def find_deviations(said: Mapping[str, Array]) -> dict[str, str]:
-    """Returns the sides whose logits differ from those of the judge by more than rounding, with messages. The judge is
-    the side in fp32 with which most others agree."""
+    """Returns the sides whose logits differ from those of a reference by more than rounding, with messages. The
+    reference is the side in fp32 with which most others agree."""
 
-    def faults(judge: str) -> dict[str, str]:
-        scale, found = max(1.0, float(np.abs(said[judge]).max())), {}
+    def compare_with(reference: str) -> dict[str, str]:
+        scale, found = max(1.0, float(np.abs(said[reference]).max())), {}
         for name, logits in said.items():
-            away, allowed = float(np.abs(logits - said[judge]).max()), TOLERANCES[name.split()[-1]] * scale
+            away, allowed = float(np.abs(logits - said[reference]).max()), TOLERANCES[name.split()[-1]] * scale
             if not away <= allowed:  # also true for nan
-                found[name] = f"logits of {name} are {away:.2g} away from those of {judge}; {allowed:.2g} may be"
+                found[name] = f"logits of {name} are {away:.2g} away from those of {reference}; {allowed:.2g} may be"
         return found
 
-    judges = [faults(name) for name in said if name.endswith("fp32")]
-    return min(judges, key=len, default={})
+    return min((compare_with(name) for name in said if name.endswith("fp32")), key=len, default={})
 
 
 def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]]) -> dict[str, Any]:
     """Returns milliseconds of a request, sentences a second, and our ratios to each peer."""
     speeds = {name: [len(each.logits) / sum(each.seconds) for each in turns] for name, turns in taken.items()}
     turns = Turns({name: [1 / speed for speed in found] for name, found in speeds.items()})
-    found: dict[str, Any] = {"sequences": contest.sequences, "sides": {}, "times_as_fast": {}}
+    sides = {}
     for name, answers in taken.items():
         milliseconds = [1000 * each for turn in answers for each in turn.seconds]
         half, most = np.percentile(milliseconds, (50, 99), method="inverted_cdf").round(2).tolist()  # measured values
-        side = found["sides"][name] = {"p50_ms": half, "p99_ms": most, "requests": len(milliseconds)}
-        side["sentences_per_second"] = spread(speeds[name], 1)
-    for mine in filter(is_ours, taken):
-        ratios = turns.compute_ratios(mine)
-        found["times_as_fast"][mine] = {name: ratio for name, ratio in ratios.items() if not is_ours(name)}
-    return found
+        sides[name] = {"p50_ms": half, "p99_ms": most, "requests": len(milliseconds)}
+        sides[name]["sentences_per_second"] = spread(speeds[name], 1)
+    ratios = {
+        ours: {name: ratio for name, ratio in turns.compute_ratios(ours).items() if not is_ours(name)}
+        for ours in filter(is_ours, taken)
+    }
+    return {"sequences": sum(map(len, contest.requests)), "sides": sides, "times_as_fast": ratios}
 
 
 def measure(settings: Inference, console: Console) -> None:
@@ -256,20 +234,23 @@ def measure(settings: Inference, console: Console) -> None:
         raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)
     source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
-    keeper = ResultsFile("inference", ["torch", "transformers", *PEERS], settings.out)
+    keeper = ResultsFile("inference", ["torch", "transformers", "onnxruntime"], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
         for size in [settings.model.resolve().name] if settings.model else settings.sizes:
-            own = Path(place) / size
-            folder = link_model(settings.model, own) if settings.model else make_model(size, vocabulary, own)
+            folder = Path(place) / size  # into which peers write their graphs
+            if settings.model:
+                shutil.copytree(settings.model.resolve(), folder, copy_function=os.symlink)
+            else:
+                make_model(size, vocabulary, folder)
             shape = read_shape(folder)
             sentences = cut_into_pieces(texts, vocabulary, shape.positions) if texts else []
             with ExitStack() as stack:
-                field = Contestants(settings.sides, folder, stack, console)
-                found = models[size] = {"absent": field.absent, "rounds": settings.rounds, **describe_run()}
+                contestants = Contestants(settings.sides, folder, stack, console)
+                found = models[size] = {"absent": contestants.absent, "rounds": settings.rounds, **describe_run()}
                 found |= {"mean_length": round(fmean(map(len, sentences)), 1)} if sentences else {}
                 for contest in build_contests(settings, source, sentences, len(vocabulary), shape.positions):
-                    found[contest.name] = run_contest(contest, field, settings.rounds)
+                    found[contest.name] = run_contest(contest, contestants, settings.rounds)
                     show_contest(console, f"{size}: {contest.name}", found[contest.name])
             console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")
 

@@ -6,11 +6,11 @@ import logging
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -36,30 +36,23 @@ def silence_transformers() -> None:
     theirs.disable_progress_bar()
 
 
-def pad_rows(rows: Sequence[Array], width: int = 0, filler: int = 0) -> Array:
-    """Pads rows of different lengths to a table, of the longest row's width unless `width` is given."""
-    table = np.full((len(rows), width or max(map(len, rows))), filler, np.int64)
-    for line, row in zip(table, rows, strict=True):
-        line[: len(row)] = row
-    return table
-
-
 def pad_inputs(sequences: Sequence[Array], width: int = 0) -> dict[str, Array]:
-    """Pads sequences of pieces to inputs of transformers, with their attention mask."""
-    ids = pad_rows(sequences, width)
+    """Pads sequences of pieces to inputs of transformers, with their attention mask; to `width` if it is given."""
     lengths = np.array([len(pieces) for pieces in sequences])
+    ids = np.zeros((len(sequences), width or lengths.max()), np.int64)
+    for row, pieces in zip(ids, sequences, strict=True):
+        row[: len(pieces)] = pieces
     return {"input_ids": ids, "attention_mask": (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)}
 
 
 def pad_batch(batch: PretrainingBatch) -> dict[str, torch.Tensor]:
     """Converts a batch to inputs of transformers, padded to its longest sequence."""
-    flat = torch.full_like(batch.pieces, -100)
-    flat[batch.chosen] = batch.labels
+    labels = torch.full_like(batch.pieces, -100)
+    labels[batch.chosen] = batch.labels
 
-    def rows(values: torch.Tensor) -> list[Array]:
-        return [values[start:end].numpy() for start, end in pairwise(batch.starts.tolist())]
+    def pad(values: torch.Tensor, filler: int = 0) -> torch.Tensor:
+        return pad_sequence([*torch.split(values, list(batch.lengths))], batch_first=True, padding_value=filler)
 
-    inputs = pad_inputs(rows(batch.pieces))
-    inputs |= {"token_type_ids": pad_rows(rows(batch.segments)), "labels": pad_rows(rows(flat), filler=-100)}
-    tensors = {name: torch.from_numpy(table) for name, table in inputs.items()}
-    return {**tensors, "next_sentence_label": batch.random_next}
+    names = {"input_ids": batch.pieces, "token_type_ids": batch.segments, "attention_mask": torch.ones_like(labels)}
+    inputs = {name: pad(values) for name, values in names.items()}
+    return {**inputs, "labels": pad(labels, filler=-100), "next_sentence_label": batch.random_next}

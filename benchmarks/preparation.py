@@ -4,8 +4,8 @@
     python benchmarks/preparation.py
 
 The sides take turns on one core with the same text and vocabulary: shard.py, the original generator's algorithm
-(generators.py), and `tokenizers` alone; then encoders of byte-level BPE: ours, which has met no word or all words,
-`tokenizers`, and gigatoken where it is installed. Reads real text from the folder that CLOZE_DATA names, or the
+(generators.py, with transformers' tokenizer in Python), and `tokenizers` alone; then encoders of byte-level BPE: ours,
+which has met no word or all words, and `tokenizers`. Reads real text from the folder that CLOZE_DATA names, or the
 documentation strings of installed packages. Results go to benchmarks/results/, a file for each kind of hardware.
 """
 
@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from typing import Any
 from unittest import mock
 
@@ -38,7 +37,7 @@ import psutil
 from rich.console import Console
 
 from benchmarks.contests import OURS, alternate
-from benchmarks.generators import ExamplesJob, generate_examples
+from benchmarks.generators import ExamplesJob, OriginalGenerator
 from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.processes import pin_to_one_core
@@ -190,11 +189,10 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
         docs=docs, format=(("sentences",),), vocab=str(job.vocabulary), lengths=(job.length,), duplicates=job.duplicates
     )
     with tempfile.TemporaryDirectory() as folder, pin_to_one_core():
-        sides: dict[str, Callable[[], Any]] = {
-            OURS: PreparationRun(settings),
-            "original": partial(generate_examples, job, Path(folder) / "original"),
-            "tokenizers alone": partial(run_tokenizers, job),
-        }
+        sides: dict[str, Callable[[], Any]] = {OURS: PreparationRun(settings)}
+        if not find_missing_packages("transformers"):
+            sides["original"] = partial(OriginalGenerator(job).generate, Path(folder) / "original")
+        sides["tokenizers alone"] = partial(run_tokenizers, job)
         sides[OURS]()  # compiles
         turns = alternate(sides, rounds)
     about = {"text_mb": megabytes, "length": job.length, "duplicates": job.duplicates}
@@ -208,6 +206,8 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
 def run_contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """Runs a contest for every size of text, with one duplicate and with five."""
     found = {}
+    if find_missing_packages("transformers"):
+        console.print("transformers is not installed, so the original generator is left out (pip install transformers)")
     for size in settings.peer_mb:
         path = folder / f"{size}.txt"
         megabytes = text.write(path, size)
@@ -239,9 +239,6 @@ def run_byte_level_contest(data: Path, text: Path, megabytes: float, rounds: int
         f"{OURS}, words met before": lambda: met,
         "tokenizers": lambda: pipeline.encode_batch,
     }
-    if not find_missing_packages("gigatoken"):
-        gigatoken: Any = import_module("gigatoken")
-        makers["gigatoken"] = lambda: partial(gigatoken.Tokenizer(pipeline).encode_batch, parallel=False)
     with pin_to_one_core():
         turns = alternate({name: partial(time_encoding, make, sentences) for name, make in makers.items()}, rounds)
     figures = {name: {"mb_per_s": round(megabytes / turns.summarise_side(name)["median"], 2)} for name in makers}

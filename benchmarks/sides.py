@@ -5,8 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -56,13 +54,6 @@ class Side:
 
     def ask(self, method: str, *given: Any) -> Any:
         """Calls a method of the side; returns what it returns. SideFailedError where it fails."""
-        return self._call(method, given)[0]
-
-    def turn(self, method: str, *given: Any) -> float:
-        """Calls a method of the side; returns the seconds that it takes, by the side's own clock."""
-        return float(self._call(method, given)[1])
-
-    def _call(self, method: str, given: tuple[Any, ...]) -> Any:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; its last answer may still be in the pipe
             self.pipe.send((method, given))
         return self.hear()
@@ -76,9 +67,8 @@ class Side:
             code = self.process.exitcode
             kind = NoMemoryError if code == -signal.SIGKILL else SideFailedError
             raise kind(f"{self.name}: {describe_exit(code)}") from None
-        if isinstance(answer, UserError):
-            kind = NoMemoryError if isinstance(answer, NoMemoryError) else SideFailedError
-            raise kind(f"{self.name}: {answer}")
+        if isinstance(answer, SideFailedError):
+            raise type(answer)(f"{self.name}: {answer}")
         return answer
 
     def end(self) -> None:
@@ -123,56 +113,37 @@ def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[
             side.end()
 
 
-class Calls:
-    """The calls to a side, received in its process one after another."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe, self._start = pipe, time.perf_counter()
-
-    def next(self, answer: Any = None) -> tuple[str, tuple[Any, ...]]:
-        """Answers the last call, or reports that the side is ready. Waits for the next: a method and its arguments."""
-        self._pipe.send((answer, time.perf_counter() - self._start))
-        method, given = self._pipe.recv()
-        self._start = time.perf_counter()
-        return method, given
+Answer = Callable[..., tuple[str, tuple[Any, ...]]]
+"""Answers the last call to a side, or says that it is ready; returns the next call: a method and its arguments."""
 
 
 def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
     """Runs in the process of a side: creates it, and answers calls until the pipe is closed."""
+
+    def answer(found: Any = None) -> tuple[str, tuple[Any, ...]]:
+        pipe.send(found)
+        method, given = pipe.recv()
+        return method, given
+
     end_with_parent()
     with suppress(OSError):  # Linux kills this process first if memory runs out
         Path("/proc/self/oom_score_adj").write_text("900")
     if kind.prepared:
         prepare_process(kind.small_steps)
     try:
-        side, calls = kind.make(*arguments), Calls(pipe)
-        if hasattr(side, "take_turns"):  # a loop of its own, in which `calls.next` ends a turn
-            side.take_turns(calls)
-        answer = None
+        side, found = kind.make(*arguments), None
+        if hasattr(side, "take_turns"):  # a loop of its own, in which `answer` ends a turn
+            side.take_turns(answer)
         while True:
-            method, given = calls.next(answer)
-            answer = getattr(side, method)(*given)
+            method, given = answer(found)
+            found = getattr(side, method)(*given)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
     except UserError as error:
-        pipe.send(UserError(str(error)))
+        pipe.send(SideFailedError(str(error)))
     except Exception as error:
         if isinstance(error, RuntimeError) and is_shortage(error):
             pipe.send(NoMemoryError("no memory for such a step"))
         else:
             traceback.print_exc()
-            pipe.send(UserError(f"{type(error).__name__}: {error}"))
-
-
-@contextmanager
-def silence_stderr() -> Iterator[None]:
-    """Discards output to stderr: no setting stops the messages of PyTorch's profiler."""
-    sys.stderr.flush()
-    before = os.dup(2)
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
+            pipe.send(SideFailedError(f"{type(error).__name__}: {error}"))

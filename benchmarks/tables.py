@@ -23,10 +23,6 @@ PAIRS = (
     ("int8", "transformers bf16"),
     ("fp32", "onnxruntime fp32"),
     ("int8", "onnxruntime int8"),
-    ("fp32", "openvino fp32"),
-    ("bf16", "openvino bf16"),
-    ("int8", "openvino int8"),
-    ("int8", "torchao int8"),
 )
 """Pairs of our side and a peer that are compared, if several sides are ours."""
 

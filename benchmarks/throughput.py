@@ -144,14 +144,14 @@ def choose_sides(settings: Throughput, device: torch.device, console: Console) -
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
-    if find_missing_packages("transformers"):
+    if settings.peer == "none" or (settings.against and settings.peer == "auto"):
+        peers = ()
+    elif find_missing_packages("transformers"):
         if settings.peer == "transformers":
             raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
-        if settings.peer == "auto":
-            console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
+        console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
         peers = ()
-    wanted = () if settings.peer == "none" or (settings.against and settings.peer == "auto") else peers
-    return tuple(dict.fromkeys((OURS, *wanted, *settings.against)))
+    return tuple(dict.fromkeys((OURS, *peers, *settings.against)))
 
 
 def list_usual_contests(bench: Bench) -> Iterator[Contest]:
@@ -189,61 +189,58 @@ class ContestRun:
         self._batches: list[PretrainingBatch] = []
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
-        self._shapes: dict[str, Shape] = {}
-        self._peaks: dict[str, float] = {}
-        """The largest memory of each side, in GiB."""
+        self._models: dict[str, tuple[Shape, int]] = {}
+        """The shape of each side's model, and its largest memory in bytes."""
         self._ceilings: list[float] = []
 
     def measure(self, kinds: Mapping[str, SideSpec]) -> None:
         """Lets these sides, which hold their memory at the same time, make their steps in turns."""
-        bench, first, count = self._bench, next(iter(kinds)), 0
+        bench, first = self._bench, next(iter(kinds))
         bench.console.print(f"{self._contest}: {', '.join(kinds)} {'are' if len(kinds) > 1 else 'is'} loading")
         with open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
             if not self._batches:
                 self._choose_batches(sides)
             progress = StepProgress(bench.console, str(self._contest), "", len(sides) * len(self._batches), 0)
 
-            def take_turn(side: Side, coming: Iterator[PretrainingBatch]) -> float:
-                nonlocal count
-                if side.name == first:
-                    if count % EACH == 0:
-                        self._ceilings.append(measure_flops(bench.device, bench.dtype))
-                    count += 1
-                seconds = make_step(side, coming)
+            def take_turn(side: Side, coming: Iterator[tuple[int, PretrainingBatch]]) -> float:
+                number, batch = next(coming)
+                if side.name == first and number % EACH == 0:
+                    self._ceilings.append(measure_flops(bench.device, bench.dtype))
+                seconds = float(side.ask("step", batch))
                 progress.advance(1, 0)
                 return seconds
 
-            turns = {name: partial(take_turn, side, iter(self._batches)) for name, side in sides.items()}
-            self._shapes |= {name: side.ask("get_shape") for name, side in sides.items()}
+            turns = {name: partial(take_turn, side, enumerate(self._batches)) for name, side in sides.items()}
             with progress.show():
                 self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
-            self._peaks |= {name: round(side.ask("peak") / 2**30, 2) for name, side in sides.items()}
+            self._models |= {name: side.ask("describe") for name, side in sides.items()}
             if bench.settings.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
 
     def _choose_batches(self, sides: Mapping[str, Side]) -> None:
         """Halves the sequences of the contest until all steps fit into the time, by a trial; reads its batches."""
-        bench, asked = self._bench, self._contest
-        trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
-        steps = WARM_UP + bench.settings.rounds
+        bench, asked, steps = self._bench, self._contest, WARM_UP + self._bench.settings.rounds
         if bench.seconds < math.inf:
-            _, read = trial.open(bench.shards)
-            turns = {name: partial(make_step, side, map(read, range(2))) for name, side in sides.items()}
-            spent = alternate(turns, rounds=1, warm_up=1).seconds
+            trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
+            first, second = map(trial.open(bench.shards)[1], range(2))
             runs = len(bench.sides) + 1 if bench.settings.apart else len(sides)  # ours comes again
-            each = runs / len(sides) * steps * sum(map(sum, spent.values())) / trial.sequences
-            while self._contest.sequences > trial.sequences and each * self._contest.sequences > bench.seconds:
+            spent = 0.0
+            for side in sides.values():
+                side.ask("step", first)
+                spent += runs / len(sides) * steps * side.ask("step", second) / trial.sequences
+            while self._contest.sequences > trial.sequences and spent * self._contest.sequences > bench.seconds:
                 self._contest = self._contest.halved()
             if self._contest != asked:
                 fewer = f"{asked}: cut to {self._contest.sequences} sequences, to take about {bench.seconds:.0f} s"
                 bench.console.print(f"{fewer}; --contests {asked} measures all of it")
-        _, read = self._contest.open(bench.shards)
-        self._batches = [read(step) for step in range(steps)]
+        self._batches = [*map(self._contest.open(bench.shards)[1], range(steps))]
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
-        ceiling, batches = statistics.median(self._ceilings), self._batches[WARM_UP:]
-        figures = {name: summarise(self._shapes[name], batches, each, ceiling) for name, each in self._seconds.items()}
+        ceiling, sides = statistics.median(self._ceilings), {}
+        for name, (shape, peak) in self._models.items():
+            figures = summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling)
+            sides[name] = {**figures, "peak_memory_gib": round(peak / 2**30, 2)}
         clocks = {"before": self._clocks_before, "after": read_gpu_state(self._bench.device)}
         return {
             "sequences": self._contest.sequences,
@@ -251,15 +248,9 @@ class ContestRun:
             **describe_lengths(self._batches),
             **({"gpu": clocks} if self._clocks_before else {}),
             "apart": self._bench.settings.apart,
-            "sides": {name: {**each, "peak_memory_gib": self._peaks[name]} for name, each in figures.items()},
+            "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
-
-
-def make_step(side: Side, batches: Iterator[PretrainingBatch]) -> float:
-    """Lets a side train on the next batch; returns the seconds that the step took."""
-    side.ask("take", next(batches))
-    return side.turn("step")
 
 
 def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
@@ -271,12 +262,10 @@ def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
 
 def fit_sequences(contest: Contest, bench: Bench) -> Contest:
     """Returns the contest with the sequences that a trainer takes for micro_batch = "auto"."""
-    shape, _ = contest.open(bench.shards)
-    _, read = replace(contest, sequences=1).open(bench.shards)
+    shape, read = replace(contest, sequences=1).open(bench.shards)
     predictions = most_predictions(find_objective(shape), contest.length, Manifest.read(bench.shards))
     with open_sides({OURS: SIDES[OURS]}, shape, bench.device, bench.dtype) as sides:
-        sides[OURS].ask("take", read(0))
-        sides[OURS].ask("step")  # allocates the state of the optimizer
+        sides[OURS].ask("step", read(0))  # allocates the state of the optimizer
         found = replace(contest, sequences=sides[OURS].ask("largest", contest.length, predictions, MOST_SEQUENCES))
     bench.console.print(f"{contest}: {found.sequences} sequences fit")
     return found
@@ -286,7 +275,7 @@ def summarise(
     shape: Shape, batches: Sequence[PretrainingBatch], seconds: Sequence[float], ceiling: float
 ) -> dict[str, dict[str, float]]:
     """Summarises the steps of a side."""
-    steps = list(zip(batches[: len(seconds)], seconds, strict=True))
+    steps = list(zip(batches, seconds, strict=True))
     flops = [count_step_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     computed = [count_computed_flops(shape, batch.lengths, len(batch.labels)) / taken for batch, taken in steps]
     return {
@@ -299,13 +288,13 @@ def summarise(
     }
 
 
-def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> tuple[Contest, dict[str, Any]]:
+def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
     """Runs a contest, and halves its sequences while a side has too little memory."""
     if contest.sequences == AUTO:
         contest = fit_sequences(contest, bench)
     while True:
         try:
-            return contest, run_contest(contest, bench, keep)
+            return run_contest(contest, bench, keep)
         except NoMemoryError as error:
             bench.console.print(f"{contest}: {error}; with half the sequences")
             contest = contest.halved()
@@ -346,8 +335,8 @@ def measure(settings: Throughput, console: Console) -> None:
         if not given:
             bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
-        smaller, found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
-        show_contest(console, str(replace(smaller, sequences=found["sequences"])), found)
+        found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
+        show_contest(console, str(replace(contest, sequences=found["sequences"])), found)
         written = keep(contest.name, found)
     if written is None:
         raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")

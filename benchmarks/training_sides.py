@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +14,7 @@ from typing import Any
 import torch
 
 from benchmarks.peer import pad_batch, silence_transformers
-from benchmarks.sides import NoMemoryError, silence_stderr
+from benchmarks.sides import NoMemoryError
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from data_prep.shards import Manifest
@@ -60,18 +63,16 @@ class Contest:
     def parse(cls, text: str) -> Contest:
         """Reads SIZE-LENGTH-SEQUENCES, such as base-128-32; SIZE-LENGTH-auto has as many sequences as fit. Other
         architectures than BERT are named before it, as in modern:mini-128-64; they also have BERT's sizes."""
-        architecture, _, words = text.rpartition(":")
+        found = re.fullmatch(r"(?:(\w*):)?(\w+)-(\d+)-(\d+|auto)", text)
+        architecture, size, length, sequences = found.groups() if found else (None, "", "0", "0")
         kind = architectures().get(architecture or ARCHITECTURE)
-        size, *numbers = words.split("-")
-        is_auto = numbers[1:] == ["auto"]
-        counts = numbers[:1] if is_auto else numbers
-        known = {**BERT.sizes, **kind.sizes} if kind else ()
-        if size not in known or len(numbers) != 2 or not all(number.isdecimal() for number in counts):
+        if kind is None or size not in {*BERT.sizes, *kind.sizes}:
             others = f"or modern:base-128-32 ({', '.join(architectures())})"
             raise UserError(f"{text}: no contest; give SIZE-LENGTH-SEQUENCES, such as base-128-32, {others}")
-        if not all(map(int, counts)):
+        count = AUTO if sequences == "auto" else int(sequences)
+        if not int(length) or (not count and sequences != "auto"):
             raise UserError(f"{text}: at least one sequence of one piece")
-        return cls(size, int(numbers[0]), AUTO if is_auto else int(numbers[1]), architecture or ARCHITECTURE)
+        return cls(size, int(length), count, architecture or ARCHITECTURE)
 
     @property
     def name(self) -> str:
@@ -147,18 +148,24 @@ def join_micro_batches(micro: Sequence[PretrainingBatch], ranks: int = 1) -> Pre
 
 
 class TrainingSide:
-    """A model in training: `take` prepares a batch as a loader does, and `step` makes a step on it."""
+    """A model in training: `take` prepares a batch as a loader does, and `compute` makes a step on it."""
 
     device: torch.device
     shape: Shape
+    take: Callable[[PretrainingBatch], None]
+    compute: Callable[[], None]
 
-    def get_shape(self) -> Shape:
-        """Returns the shape of its model."""
-        return self.shape
+    def step(self, batch: PretrainingBatch) -> float:
+        """Makes a step on a batch; returns the seconds from when it is prepared to its end."""
+        self.take(batch)
+        start = time.perf_counter()
+        self.compute()
+        synchronize(self.device)
+        return time.perf_counter() - start
 
-    def peak(self) -> int:
-        """Returns the peak memory in bytes."""
-        return read_peak_memory(self.device)
+    def describe(self) -> tuple[Shape, int]:
+        """Returns the shape of its model, and its peak memory in bytes."""
+        return self.shape, read_peak_memory(self.device)
 
 
 class OurTraining(TrainingSide):
@@ -175,13 +182,12 @@ class OurTraining(TrainingSide):
         self.training = Training(self.shape, replace(settings, precision=Precision(dtype=name_dtype(dtype))), device)
 
     def take(self, batch: PretrainingBatch) -> None:
-        """Takes the batch of the next step."""
+        """Takes the batch of the next steps."""
         self.batches = join_micro_batches([batch])
 
-    def step(self) -> None:
-        """Makes a step, and waits for its end."""
+    def compute(self) -> None:
+        """Makes a step."""
         self.result = self.training.step(self.batches)
-        synchronize(self.device)
 
     def last_loss(self) -> float:
         """Returns the loss of the last step."""
@@ -203,9 +209,11 @@ class OurTraining(TrainingSide):
 
     def write_profile(self, folder: Path) -> None:
         """Writes a trace and a table of the operations of a step into a folder."""
-        with silence_stderr(), profile_steps(folder, 1, self.device, lambda _: None) as profiled:
+        os.environ["KINETO_LOG_LEVEL"] = "99"  # PyTorch's profiler says nothing on stderr
+        with profile_steps(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):
-                self.step()
+                self.compute()
+                synchronize(self.device)
                 profiled.step()
 
 
@@ -240,8 +248,8 @@ class TheirTraining(TrainingSide):
             del inputs["token_type_ids"], inputs["next_sentence_label"]
         self.inputs = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in inputs.items()}
 
-    def step(self) -> None:
-        """Makes a step on the padded batch, and waits for its end."""
+    def compute(self) -> None:
+        """Makes a step on the padded batch."""
         inputs = {name: each.to(self.device, non_blocking=True) for name, each in self.inputs.items()}
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             loss = self.model(**inputs).loss
@@ -251,4 +259,3 @@ class TheirTraining(TrainingSide):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
-        synchronize(self.device)

@@ -156,8 +156,7 @@ def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
             with open_sides({name: kind}, shape, device, dtype) as sides:
                 seconds = []
                 for step in range(STEPS):
-                    sides[name].ask("take", read(step))
-                    seconds.append(round(sides[name].turn("step"), 4))
+                    seconds.append(round(sides[name].ask("step", read(step)), 4))
                 loss = sides[name].ask("last_loss")
             found[name] = {"seconds": seconds, "loss": loss}
             found[name] |= {} if loss == loss else {"failed": "the loss is no number"}

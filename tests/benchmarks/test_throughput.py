@@ -25,7 +25,7 @@ from support.training import Place
 
 from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
-from benchmarks.sides import Calls, NoMemoryError, SideFailedError, SideSpec, open_sides
+from benchmarks.sides import Answer, NoMemoryError, SideFailedError, SideSpec, open_sides
 from benchmarks.tables import summarise_contests
 from benchmarks.throughput import Bench, Throughput
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
@@ -104,9 +104,9 @@ def test_a_side_that_cannot_go_on_says_why(make: Any, told: str) -> None:
 class Counting:
     """A loop that has two turns."""
 
-    def take_turns(self, calls: Calls) -> None:
+    def take_turns(self, answer: Answer) -> None:
         for number in range(2):
-            calls.next(number)
+            answer(number)
         raise UserError("no more")
 
 
@@ -158,18 +158,15 @@ def test_a_contest_without_memory_goes_on_with_half(shared: Place, monkeypatch: 
 
     monkeypatch.setattr(throughput, "run_contest", run)
     bench = make_bench(shared.data, "cloze")
-    assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print)[1] == {"ran": 2}
+    assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print) == {"ran": 2}
 
 
 def test_a_slow_machine_gets_fewer_sequences(shared: Place) -> None:
     """A trial halves the sequences until the steps of all sides fit into the time. They take 1 s a sequence."""
 
     class SideOfSeconds:
-        def ask(self, method: str, batch: PretrainingBatch) -> None:
-            self.sequences = len(batch.lengths)
-
-        def turn(self, method: str) -> float:
-            return float(self.sequences)
+        def ask(self, method: str, batch: PretrainingBatch) -> float:
+            return float(len(batch.lengths))
 
     found = {}
     for seconds in (math.inf, 1000.0, 128.0, 1.0):
@@ -216,22 +213,21 @@ def test_both_sides_learn_the_same_by_every_architecture(name: str, theirs: str,
     peer, batch = TheirTraining(shape, CPU, torch.float32), read(0)
     assert type(peer.model).__name__ == theirs
     peer.take(batch)
-    ours = build_model(peer.get_shape()).eval()
+    ours = build_model(peer.shape).eval()
     ours.load_state_dict(import_weights(peer.model.state_dict(), ours.shape)[0])
     wanted = find_objective(shape).loss(ours(batch), join_micro_batches([batch]))
     torch.testing.assert_close(peer.model.eval()(**peer.inputs).loss, wanted)
-    peer.step()
+    peer.compute()
 
 
 @pytest.mark.usefixtures("leaves_group")
 def test_another_architecture_of_the_same_size_takes_the_same_batches(shared: Place) -> None:
     shape, read = Contest.parse("modern:tiny-32-2").open(shared.data)
     bert = OurTraining(shape, CPU, torch.float32, other="bert")
-    own = bert.get_shape()
+    own = bert.shape
     assert (own.architecture, own.layers, own.hidden) == ("bert", shape.layers, shape.hidden)
     assert own.learns == shape.learns
-    bert.take(read(0))
-    bert.step()
+    assert bert.step(read(0)) > 0
     shape, _ = Contest.parse("gpt:tiny-32-2").open(shared.data)
     with pytest.raises(UserError, match='"modern": its pieces see'):
         OurTraining(shape, CPU, torch.float32, other="modern")
@@ -243,5 +239,5 @@ def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPat
     theirs.take(random_batch([7, 12], SMALL.vocabulary))
     monkeypatch.setattr(training_sides, "pad_batch", None)  # nobody can call it now
     before = [each.clone() for each in theirs.model.parameters()]
-    theirs.step()
+    theirs.compute()
     assert not all(torch.equal(a, b) for a, b in zip(before, theirs.model.parameters(), strict=True))

@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer
-from benchmarks.fine_tuning_scores import CPU, one_process, open_task, standardize_labels
+from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer, open_context
+from benchmarks.fine_tuning_scores import open_task, standardize_labels
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.batches import TrainingBatches
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.sentences import SentenceTask
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.folders import write_fine_tuned
+from pretraining.model.batch import CPU
 
 BATCH = 32
 FP32 = (
@@ -84,7 +85,7 @@ def our_losses(trial: Trial) -> list[float]:
     """The mean loss of every step of ours."""
     set_arithmetic(trial.settings.precision, trial.settings.compute, CPU)
     base = Base(find_model(str(trial.model)))
-    with one_process() as context, tempfile.TemporaryDirectory() as folder:
+    with open_context(CPU) as context, tempfile.TemporaryDirectory() as folder:
         run = NotedRun(Run(trial.task, trial.settings, Path(folder)), base, context)
         run.losses = []
         run.train()

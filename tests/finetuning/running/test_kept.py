@@ -15,7 +15,7 @@ import torch
 from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
-from benchmarks.fine_tuning_scores import one_process
+from benchmarks.fine_tuners import open_context
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import EncoderWeights, FeatureModel
@@ -26,6 +26,7 @@ from finetuning.running.kept import FOLDER, ActivationCache, KeptItems
 from finetuning.settings import Features
 from pretraining.architectures.weights import Kind
 from pretraining.engine.step import GivenUpError
+from pretraining.model.batch import CPU
 from pretraining.processes.context import Context
 
 
@@ -67,7 +68,7 @@ class Kept:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Kept]:
-    with one_process() as context:
+    with open_context(CPU) as context:
         yield Kept(tmp_path, context)
 
 

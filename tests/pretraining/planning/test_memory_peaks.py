@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -15,7 +16,6 @@ from support.processes import spawn
 from support.training import connect_ranks
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.sides import silence_stderr
 from benchmarks.training_sides import Training, join_micro_batches
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import Dtype, Parallel, Precision
@@ -59,7 +59,8 @@ def measure_peak(shape: Shape, dtype: Dtype, zero: int) -> dict[str, Any]:
     """
     settings = EngineSettings(precision=Precision(dtype=dtype), parallel=Parallel(zero=zero))
     ranks, rank = dist.get_world_size(), dist.get_rank()
-    with silence_stderr(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+    os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler says nothing on stderr
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         with patch("pretraining.engine.gradients.find_neighbours", return_value=None):  # as GPUs, which share no memory
             training = Training(shape, settings, torch.device("cpu"), rank=rank)
         for _ in range(PEAK_STEPS):
