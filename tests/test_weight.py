@@ -6,11 +6,14 @@ import ast
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 39_527, 38_980
+MOST_PRODUCT, MOST_TESTS = 38_632, 39_016
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
+OTHER_LINES = {("*.cpp", "*.h"): 2_081, ("*.sh", "*.slurm"): 716, ("*.html", "*.jinja"): 357}
+"""Lines of the product in other languages at most, by the names of their files."""
 
 
 def count_code(source: bytes) -> int:
@@ -51,3 +54,9 @@ def test_the_house_grows_no_heavier() -> None:
         print(f"{parts.total():7,}  {name:12}", *(f"{wing} {lines:,}" for wing, lines in parts.most_common()))
     assert sum(wings[name].total() for name in PRODUCT) <= MOST_PRODUCT
     assert wings["tests"].total() <= MOST_TESTS
+
+
+@pytest.mark.parametrize("names", OTHER_LINES)
+def test_no_weight_hides_in_other_languages(names: tuple[str, ...]) -> None:
+    paths = [path for folder in PRODUCT for name in names for path in (ROOT / folder).rglob(name)]
+    assert sum(len(path.read_bytes().splitlines()) for path in paths) <= OTHER_LINES[names]
