@@ -22,6 +22,8 @@ from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
+CHARTS: Any = writing.TEMPLATES.get_template("charts.html").module
+
 
 def manifest(**changes: Any) -> Manifest:
     """A manifest that says little else than what a test needs."""
@@ -41,13 +43,13 @@ def manifest(**changes: Any) -> Manifest:
 
 def heights(bars: list[Bar]) -> list[float]:
     """The heights of the bars in percent, as a browser draws them."""
-    drawing = str(writing.TEMPLATES.get_template("charts.html").module.drawing(bars, "documents"))  # type: ignore[attr-defined]
+    drawing = str(CHARTS.drawing(bars, "documents"))
     return [float(height) for height in re.findall(r'class="bar" .* height="([\d.]+)"', drawing)]
 
 
 def ticks(bars: list[Bar]) -> list[tuple[str, str]]:
     """The numbers below a histogram, each with its place; the last is at the right end."""
-    page = str(writing.TEMPLATES.get_template("charts.html").module.histogram(bars, "documents", ""))  # type: ignore[attr-defined]
+    page = str(CHARTS.histogram(bars, "documents", ""))
     return re.findall(r'<span style="(.*?)">(.*?)</span>', page)
 
 
