@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 38_632, 39_016
+MOST_PRODUCT, MOST_TESTS = 38_632, 39_011
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 OTHER_LINES = {("*.cpp", "*.h"): 2_081, ("*.sh", "*.slurm"): 716, ("*.html", "*.jinja"): 357}
 """Lines of the product in other languages at most, by the names of their files."""
@@ -57,6 +57,6 @@ def test_the_house_grows_no_heavier() -> None:
 
 
 @pytest.mark.parametrize("names", OTHER_LINES)
-def test_no_weight_hides_in_other_languages(names: tuple[str, ...]) -> None:
+def test_no_weight_hides_in_other_languages(names: tuple[str, str]) -> None:
     paths = [path for folder in PRODUCT for name in names for path in (ROOT / folder).rglob(name)]
     assert sum(len(path.read_bytes().splitlines()) for path in paths) <= OTHER_LINES[names]
