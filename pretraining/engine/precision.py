@@ -38,7 +38,7 @@ def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch
 
 
 def explain_slowness(wanted: Dtype | Literal["auto"], device: torch.device) -> str | None:
-    """Says what it costs that an x86 CPU has no products of bf16, where these are wanted; None otherwise."""
+    """Describes the cost of a dtype on an x86 CPU that cannot multiply bf16; None for other devices and fp32."""
     if device.type != "cpu" or devices.cpu_has_bf16() or platform.machine() not in ("x86_64", "AMD64"):
         return None
     return {
