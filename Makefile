@@ -11,8 +11,6 @@ INSTALL := $(BIN)/python $(CHECK) && $(BIN)/python -m pip install --quiet --disa
 # the same tests take 338 s in place of 288: each loads all modules.
 PROCESSES := 3
 TESTS = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
-CLOZE_DATA ?= ../shared/data
-export CLOZE_DATA
 
 # make gpu: the measurements for a machine with a GPU, whose own torch is kept. See docs/gpu.md.
 PYTHON_VERSION ?= 3.12

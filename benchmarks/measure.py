@@ -28,8 +28,8 @@ Settings = TypeVar("Settings")
 
 
 def find_data_folder() -> Path:
-    """Returns the folder that CLOZE_DATA names now: a command may have unpacked it."""
-    return Path(os.environ.get("CLOZE_DATA", "../shared/data"))
+    """Returns the folder that CLOZE_DATA names now, by default data/: a command may have unpacked it."""
+    return Path(os.environ.get("CLOZE_DATA", "data"))
 
 
 DATA = find_data_folder()
