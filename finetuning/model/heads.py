@@ -23,8 +23,9 @@ from finetuning.settings import BiLstm
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.model.batch import Batch
+from pretraining.model.dropout import Dropout
 from pretraining.model.encoder import SITES, Encoder
-from pretraining.model.fused import Dropout, drop
+from pretraining.model.fused import drop
 from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import find_objective
 

@@ -27,9 +27,10 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.bert import Layer
-from pretraining.model.encoder import AddAndNorm, Encoder, Linear
+from pretraining.model.encoder import Encoder
 from pretraining.model.fused import gelu
 from pretraining.model.layout import Layout
+from pretraining.model.modules import AddAndNorm, Linear
 from pretraining.model.shape import Shape
 
 MOST_PADDED = 1 << 15

@@ -17,7 +17,8 @@ from torch import Tensor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.batch import Batch
 from pretraining.model.bert import Layer
-from pretraining.model.encoder import AddAndNorm, Encoder, Linear
+from pretraining.model.encoder import Encoder
+from pretraining.model.modules import AddAndNorm, Linear
 from pretraining.model.shape import Shape
 
 PANEL = 32

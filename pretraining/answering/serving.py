@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from pretraining.model.batch import Batch
+from pretraining.model.dropout import Dropout
 from pretraining.model.encoder import Encoder
-from pretraining.model.fused import Dropout
 
 KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 """No dropout."""

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Joined, Own, Packed, has_flash, takes_own
 from pretraining.model.layout import WHOLE, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward

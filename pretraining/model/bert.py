@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.batch import Batch
-from pretraining.model.encoder import AddAndNorm, Embeddings, FirstLinear, LayerDropouts, Linear, LookupTable
-from pretraining.model.fused import Dropout, drop, embed, gelu
+from pretraining.model.dropout import Dropout
+from pretraining.model.encoder import Embeddings
+from pretraining.model.fused import drop, embed, gelu
 from pretraining.model.layout import Layout
+from pretraining.model.modules import AddAndNorm, FirstLinear, LayerDropouts, Linear, LookupTable
 from pretraining.model.piece_head import PieceHead
 from pretraining.model.shape import Shape
 

@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from data_prep.common.hashing import hash_key
 from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.bert import BertPieceHead
-from pretraining.model.encoder import ArchitectureOfModel, Embeddings, Encoder, Linear
-from pretraining.model.fused import MOST_LOGITS, Dropout, widen
+from pretraining.model.dropout import Dropout
+from pretraining.model.encoder import ArchitectureOfModel, Embeddings, Encoder
+from pretraining.model.fused import widen
+from pretraining.model.losses import MOST_LOGITS
+from pretraining.model.modules import Linear
 from pretraining.model.shape import Shape
 
 

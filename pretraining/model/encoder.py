@@ -20,104 +20,19 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from data_prep.common.errors import UserError
-from pretraining.mesh.cuts import Cut
 from pretraining.mesh.mesh import ALONE, Declared, Mesh, Shares, take_shares
-from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
-from pretraining.model.fused import Dropout, add_and_norm, add_then_norm, draws_by_keys, make_row_keys, make_turns
+from pretraining.model.dropout import Dropout, make_row_keys
+from pretraining.model.fused import draws_by_keys, make_turns
 from pretraining.model.layout import Layout
-from pretraining.model.products import multiply, multiply_and_pass
+from pretraining.model.modules import LayerDropouts, LookupTable
 from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
 
 AnyEncoder = TypeVar("AnyEncoder", bound="Encoder")
 SITES = 4
 """The most places of a layer that apply dropout: their masks must differ."""
-
-
-class LayerDropouts(NamedTuple):
-    """The dropouts of a layer, made outside of it: torch.compile would recompile a layer for every number in it."""
-
-    attention: Dropout
-    """on the probabilities of attention"""
-    context: Dropout
-    """on the output of attention"""
-    feed_forward: Dropout
-    """on the output of the feed-forward block"""
-
-
-class Product(nn.Module):
-    """A product with a weight, of which ranks that share the model hold a part each."""
-
-    cut: Cut = "whole"
-    """the way in which they divide the weight"""
-    mesh: Mesh = ALONE
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.cut == "columns":
-            x = copy_to_tensor_ranks(x, self.mesh)
-        product = multiply(x, self.weight)
-        return sum_over_tensor_ranks(product, self.mesh) if self.cut == "rows" else product
-
-
-class Linear(Product):
-    """A product with a weight, and a bias that the operation that follows adds."""
-
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__(inputs, outputs)
-        self.bias = nn.Parameter(torch.zeros(outputs))
-
-
-class FirstLinear(Linear):
-    """The first product of a block, whose input is also that of the residual connection."""
-
-    def forward(self, x: Tensor, add_bias: bool = False) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """Returns the product and the input for the residual; `add_bias` adds the bias, which then gets no gradient
-        here."""
-        bias = self.bias.detach() if add_bias else None
-        if self.cut == "columns":
-            return multiply(copy_to_tensor_ranks(x, self.mesh), self.weight, bias), x
-        return multiply_and_pass(x, self.weight, bias)
-
-
-class AddAndNorm(nn.Module):
-    """The end of a block: dropout, residual connection and layer norm."""
-
-    def __init__(self, hidden: int, epsilon: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
-        self.bias = nn.Parameter(torch.zeros(hidden))
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor, bias: Tensor, residual: Tensor, dropout: Dropout) -> Tensor:
-        return add_and_norm(x, bias, residual, self.weight, self.bias, self.epsilon, dropout)
-
-
-class AddThenNorm(nn.Module):
-    """The end of a block whose sum goes on beside its norm: dropout, residual connection and layer norm."""
-
-    def __init__(self, hidden: int, epsilon: float, has_bias: bool = True):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
-        self.bias = nn.Parameter(torch.zeros(hidden)) if has_bias else None
-        self.epsilon = epsilon
-
-    def forward(self, x: Tensor, bias: Tensor | None, residual: Tensor, dropout: Dropout) -> tuple[Tensor, Tensor]:
-        """Returns the sum and its norm."""
-        return add_then_norm(x, bias, residual, self.weight, self.bias, self.epsilon, dropout)
-
-
-class LookupTable(nn.Module):
-    """A weight whose rows are looked up by index."""
-
-    def __init__(self, rows: int, width: int):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(rows, width))
 
 
 class Sight(NamedTuple):

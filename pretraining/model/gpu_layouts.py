@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretraining import devices
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 from pretraining.model.layout import WHOLE, Attend, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 

@@ -126,7 +126,7 @@ def drop(x: Tensor, masks: Masks) -> Forward:
 
 
 def make_row_keys(dropout_seed: int, examples: Array, positions: Tensor, starts: Tensor, longest: int) -> Tensor:
-    """Computes the keys of `fused.make_row_keys` on a GPU: the host hashes sequences, the device hashes pieces."""
+    """Computes the keys of `dropout.make_row_keys` on a GPU: the host hashes sequences, the device hashes pieces."""
     from pretraining.model import gpu_row_keys
 
     return gpu_row_keys.make_row_keys(hash_key(dropout_seed, *examples.T), positions, starts, longest)

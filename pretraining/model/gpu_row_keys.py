@@ -1,4 +1,4 @@
-"""Computes the keys of dropout on the GPU, in Triton: the same as `fused.make_row_keys`."""
+"""Computes the keys of dropout on the GPU, in Triton: the same as `dropout.make_row_keys`."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 
 WHOLE = 1 << 30
 """The window of our kernels where there is no limit: longer than any sequence."""

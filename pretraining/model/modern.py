@@ -10,9 +10,11 @@ from torch import Tensor, nn
 
 from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.batch import Batch
-from pretraining.model.encoder import AddThenNorm, Embeddings, LayerDropouts, LookupTable, Product, Sight
-from pretraining.model.fused import Dropout, drop, embed, geglu, gelu, rotate
+from pretraining.model.dropout import Dropout
+from pretraining.model.encoder import Embeddings, Sight
+from pretraining.model.fused import drop, embed, geglu, gelu, rotate
 from pretraining.model.layout import Layout
+from pretraining.model.modules import AddThenNorm, LayerDropouts, LookupTable, Product
 from pretraining.model.piece_head import PieceHead
 from pretraining.model.shape import Shape
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.mesh.sums import copy_to_tensor_ranks
-from pretraining.model.fused import log_probabilities, loss_in_chunks, masked_loss
+from pretraining.model.losses import log_probabilities, loss_in_chunks, masked_loss
 from pretraining.model.shape import Shape
 
 

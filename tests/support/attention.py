@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 
 NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.kernels import kernels_allowed
 
-from pretraining.model.fused import make_row_keys
+from pretraining.model.dropout import make_row_keys
 
 
 def tensors(seed: int, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:

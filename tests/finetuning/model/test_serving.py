@@ -27,7 +27,7 @@ from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.model_card import BaseSummary, TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.model import cpu_kernels
-from pretraining.model.encoder import Linear
+from pretraining.model.modules import Linear
 from pretraining.model.shape import Sees, Shape
 
 LENGTHS = (7, 1, 31, 2, 7, 40)

@@ -33,7 +33,8 @@ from pretraining.answering.serving import ServedEncoder
 from pretraining.architectures.declaration import serve_encoder
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import Batch, pack
-from pretraining.model.encoder import Linear, PretrainingModel
+from pretraining.model.encoder import PretrainingModel
+from pretraining.model.modules import Linear
 from pretraining.model.rows import Rows
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model

@@ -24,7 +24,7 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.attention import Padded
 from pretraining.model.batch import Batch, PretrainingBatches
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Packed, has_flash
 from pretraining.model.layout import Layout
 from pretraining.objectives.declaration import build_model

@@ -18,7 +18,7 @@ from pretraining.mesh import mesh, sums
 from pretraining.mesh.cuts import cut_tensor
 from pretraining.mesh.mesh import Mesh
 from pretraining.mesh.sums import sum_over_tensor_ranks
-from pretraining.model import encoder, fused, shared_loss
+from pretraining.model import losses, modules, shared_loss
 from pretraining.model.products import multiply
 from pretraining.optimizers.steps import lamb
 from pretraining.optimizers.steps.flat import FlatOptimizer, add_over_group
@@ -44,7 +44,7 @@ def add_a_bias_twice(patched: pytest.MonkeyPatch) -> None:
         product = multiply(x, self.weight)
         return sum_over_tensor_ranks(product + self.bias if self.cut == "rows" else product, self.mesh)
 
-    patched.setattr(encoder.Linear, "forward", forward, raising=False)
+    patched.setattr(modules.Linear, "forward", forward, raising=False)
 
 
 def count_a_norm_twice(patched: pytest.MonkeyPatch) -> None:
@@ -87,12 +87,12 @@ def miss_labels_at_a_boundary(patched: pytest.MonkeyPatch) -> None:
         beyond = torch.where(labels == first, -1, labels)  # a "greater than" in the place of "at least"
         return shared_loss.share_loss(logits, beyond, vocabulary, mesh)
 
-    patched.setattr(fused, "share_loss", share)
+    patched.setattr(losses, "share_loss", share)
 
 
 def count_the_padding(patched: pytest.MonkeyPatch) -> None:
     share = shared_loss.share_loss
-    patched.setattr(fused, "share_loss", lambda logits, labels, _, mesh: share(logits, labels, 1 << 30, mesh))
+    patched.setattr(losses, "share_loss", lambda logits, labels, _, mesh: share(logits, labels, 1 << 30, mesh))
 
 
 def forget_fused_parts(patched: pytest.MonkeyPatch) -> None:

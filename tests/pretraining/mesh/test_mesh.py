@@ -14,7 +14,7 @@ from pretraining.architectures.declaration import architectures, make_shape
 from pretraining.mesh.cuts import Division, cut_tensor, join_shares
 from pretraining.mesh.mesh import Mesh, form_mesh, make_mpu
 from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
-from pretraining.model.fused import loss_in_chunks, masked_loss
+from pretraining.model.losses import loss_in_chunks, masked_loss
 
 VOCABULARY, PIECES = 150, 7
 LABELS = [0, 127, 128, 149, 5, 140, 128]

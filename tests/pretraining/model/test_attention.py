@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import ByHeads, Grouped, Padded, lay_out
 from pretraining.model.batch import Batch
-from pretraining.model.fused import Dropout, make_row_keys
+from pretraining.model.dropout import Dropout, make_row_keys
 from pretraining.model.gpu_layouts import Joined, Packed, has_flash
 from pretraining.model.layout import Layout
 

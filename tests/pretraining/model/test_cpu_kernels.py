@@ -19,7 +19,7 @@ from support.pretraining_reference import gradient, mean_loss, random_batch
 
 from data_prep.common.private_folders import cache_home
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model import fused, products
+from pretraining.model import losses, products
 from pretraining.model.products import multiply, multiply_and_pass, pad_to_tiles, transpose, weight_gradient
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
@@ -236,9 +236,9 @@ def test_a_loss_is_the_same_where_rows_fill_tiles(predictions: int, monkeypatch:
     labels = torch.arange(predictions) % 60
     found = []
     for way in (pad_to_tiles, lambda x: x):
-        monkeypatch.setattr(fused, "pad_to_tiles", way)
+        monkeypatch.setattr(losses, "pad_to_tiles", way)
         leaves = [each.clone().requires_grad_() for each in (hidden, weight, bias)]
-        loss, right = fused.masked_loss(leaves[0], leaves[1], leaves[2], labels, 60)
+        loss, right = losses.masked_loss(leaves[0], leaves[1], leaves[2], labels, 60)
         found.append([loss, right, *torch.autograd.grad(loss, leaves)])
     for ours, plain in zip(*found, strict=True):
         assert ours.shape == plain.shape

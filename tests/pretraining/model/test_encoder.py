@@ -21,8 +21,8 @@ from pretraining.model import attention
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import Padded
 from pretraining.model.bert import FinalLayer, Layer
+from pretraining.model.dropout import Dropout
 from pretraining.model.encoder import PretrainingModel, require_own_masks
-from pretraining.model.fused import Dropout
 from pretraining.model.gpu_layouts import Packed
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model

@@ -23,21 +23,11 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import fused as operations
+from pretraining.model import losses
 from pretraining.model.batch import Batch
-from pretraining.model.fused import (
-    Dropout,
-    add_and_norm,
-    add_then_norm,
-    cross_entropies,
-    drop,
-    embed,
-    geglu,
-    gelu,
-    log_probabilities,
-    loss_in_chunks,
-    make_row_keys,
-    masked_loss,
-)
+from pretraining.model.dropout import Dropout, make_row_keys
+from pretraining.model.fused import add_and_norm, add_then_norm, drop, embed, geglu, gelu
+from pretraining.model.losses import cross_entropies, log_probabilities, loss_in_chunks, masked_loss
 from pretraining.processes.environment import prepare_process
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
@@ -228,7 +218,7 @@ def test_without_training_no_gradient_is_made(monkeypatch: pytest.MonkeyPatch) -
     wanted = masked_loss(hidden, weight, bias, labels, 300)[0].detach()
     calling = Mock(wraps=kernels.call)
     monkeypatch.setattr(kernels, "call", calling)
-    monkeypatch.setattr(operations, "_compute_slopes", pytest.fail)
+    monkeypatch.setattr(losses, "_compute_slopes", pytest.fail)
     with torch.no_grad():
         found = [
             masked_loss(hidden, weight, bias, labels, 300)[0],

@@ -20,7 +20,7 @@ from torch import Tensor
 from pretraining.model import attention, cpu_kernels, gpu_layouts
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Grouped, lay_out
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Own, Packed
 
 pytest.importorskip("triton", reason="Triton is not installed")

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.marks import has_gpu
 from torch import Tensor
 
-from pretraining.model import cpu_kernels, fused
+from pretraining.model import cpu_kernels, losses
 from pretraining.model import gpu_operations as gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -109,7 +109,7 @@ def test_of_equal_logits_the_first_is_the_answer_as_on_a_cpu() -> None:
     labels = torch.tensor([5, 130, 70, 0])
     assert ours(logits, bias, labels, 150)[1].tolist() == [1, 1, 0, 0]
     if cpu_kernels.usable(logits):
-        _, right = fused.cross_entropies(logits.clone(), bias, labels, 150, slopes=False)
+        _, right = losses.cross_entropies(logits.clone(), bias, labels, 150, slopes=False)
         assert right.tolist() == [1, 1, 0, 0]
 
 
@@ -141,10 +141,10 @@ def test_the_loss_of_a_model_goes_through_it(monkeypatch: pytest.MonkeyPatch) ->
     found = []
     for by_ours in (False, True):
         monkeypatch.setattr(gpu, "usable", lambda *_, said=by_ours: said)
-        loss, right = fused.masked_loss(*tensors, labels, 100)  # type: ignore[call-arg, arg-type]
+        loss, right = losses.masked_loss(*tensors, labels, 100)  # type: ignore[call-arg, arg-type]
         with torch.no_grad():
-            alone, same = fused.masked_loss(*tensors, labels, 100)  # type: ignore[call-arg, arg-type]
-            likely = fused.log_probabilities(*tensors, labels, 100)  # type: ignore[call-arg, arg-type]
+            alone, same = losses.masked_loss(*tensors, labels, 100)  # type: ignore[call-arg, arg-type]
+            likely = losses.log_probabilities(*tensors, labels, 100)  # type: ignore[call-arg, arg-type]
         assert int(right) == int(same)
         found.append([loss.detach(), alone, likely, *torch.autograd.grad(loss * 0.37, tensors)])
     for one, other in zip(*found, strict=True):

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels, fused
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.fused import Dropout, make_row_keys
+from pretraining.model.dropout import Dropout, make_row_keys
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = [pytest.mark.gpu] if has_gpu() else []

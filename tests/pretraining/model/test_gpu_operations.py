@@ -29,10 +29,10 @@ from pretraining.model import attention, cpu_kernels, gpu_layouts
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Padded
 from pretraining.model.bert import Layer
-from pretraining.model.encoder import LayerDropouts
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Packed
 from pretraining.model.layout import Layout
+from pretraining.model.modules import LayerDropouts
 from pretraining.model.products import multiply_and_pass
 from pretraining.objectives.declaration import build_model
 

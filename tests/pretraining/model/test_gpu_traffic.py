@@ -22,9 +22,9 @@ from torch.utils._pytree import tree_leaves
 from pretraining.architectures.declaration import make_shape
 from pretraining.model import gpu_operations
 from pretraining.model.bert import Layer
-from pretraining.model.encoder import LayerDropouts
-from pretraining.model.fused import Dropout
+from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Own, Packed
+from pretraining.model.modules import LayerDropouts
 
 BOUND = 0.505
 """The share of PyTorch's traffic between products that ours may be. It was a half until an H200 showed that norms are

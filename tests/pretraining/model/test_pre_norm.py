@@ -16,7 +16,8 @@ from support.fused import gradients, keys_of, same, tensors
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.fused import Dropout, add_then_norm, drop, geglu, gelu, make_turns, rotate
+from pretraining.model.dropout import Dropout
+from pretraining.model.fused import add_then_norm, drop, geglu, gelu, make_turns, rotate
 
 SIZES = st.tuples(st.integers(1, 40), st.integers(1, 80))
 

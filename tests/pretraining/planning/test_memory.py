@@ -17,7 +17,7 @@ from pretraining.config.overrides import RECIPES, load_recipe
 from pretraining.config.settings import Dtype, list_divisors
 from pretraining.data.batches import full_sequences
 from pretraining.engine.precision import DTYPES
-from pretraining.model import fused
+from pretraining.model import losses
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
@@ -95,7 +95,7 @@ def test_a_step_takes_what_is_planned(name: str, dtype: Dtype, sequences: int, m
     """Tensors are counted; in bf16 as on a GPU, whose kernels keep what those for a CPU keep, and in fp16 too, but for
     the loss."""
     if dtype == "fp16":
-        monkeypatch.setattr(fused, "has_loss_kernel", lambda _: False)
+        monkeypatch.setattr(losses, "has_loss_kernel", lambda _: False)
         monkeypatch.setitem(DTYPES, "fp16", torch.bfloat16)  # which CPUs compute with
     objective = objectives()[name]
     shape = Shape(2, 64, 2, 256, 9000, architecture="electra" if name == "rtd" else "bert")
