@@ -35,7 +35,7 @@ class ExamplesJob(NamedTuple):
         return self.length * 5 // 32
 
 
-class Example(NamedTuple):
+class GeneratedExample(NamedTuple):
     """Two segments with masks; the original pieces at the masked positions; whether the second segment is random."""
 
     pieces: Pieces
@@ -129,7 +129,7 @@ class OriginalGenerator:
             longer = first if len(first) > len(second) else second
             longer.pop(0 if self._rng.random() < 0.5 else -1)
 
-    def _mask(self, first: Pieces, second: Pieces, random_next: bool) -> Example:
+    def _mask(self, first: Pieces, second: Pieces, random_next: bool) -> GeneratedExample:
         """Masks pieces of a pair: of ten, eight become [MASK], one a random piece, one stays."""
         rng, pieces = self._rng, ["[CLS]", *first, "[SEP]", *second, "[SEP]"]
         candidates = [number for number, piece in enumerate(pieces) if piece not in ("[CLS]", "[SEP]")]
@@ -142,9 +142,9 @@ class OriginalGenerator:
             elif rng.random() < 0.5:
                 pieces[number] = self._words[rng.randint(0, len(self._words) - 1)]
         segments = [0] * (len(first) + 2) + [1] * (len(second) + 1)
-        return Example(pieces, segments, chosen, labels, random_next)
+        return GeneratedExample(pieces, segments, chosen, labels, random_next)
 
-    def _make_features(self, example: Example) -> dict[str, list[Any]]:
+    def _make_features(self, example: GeneratedExample) -> dict[str, list[Any]]:
         """Converts an example to padded ids."""
         guessed, rest = len(example.positions), [0] * (self._job.length - len(example.pieces))
         unused = [0] * (self._job.predictions - guessed)

@@ -39,7 +39,7 @@ from benchmarks.reproduction.commands import (
     list_cells,
     order_commands,
 )
-from benchmarks.reproduction.declaration import Declared, ScaleName, load_table
+from benchmarks.reproduction.declaration import ScaledTable, ScaleName, load_table
 from benchmarks.reproduction.outcomes import BENCHMARK, SETTLED, CommandOutcome, Ledger, read_ending, strip_seed
 from benchmarks.reproduction.results import build_tables, draw_curves
 from benchmarks.reproduction.summing import TableSummary
@@ -93,7 +93,7 @@ class Reproduce:
 
 
 def show_plan(
-    table: Declared, ledger: Ledger, commands: list[Command], left: list[Command], lacks: Set[str], console: Console
+    table: ScaledTable, ledger: Ledger, commands: list[Command], left: list[Command], lacks: Set[str], console: Console
 ) -> None:
     """Prints the runs of a table with their state and time, and the time of those that are left. `lacks` has the
     columns without data."""
@@ -118,7 +118,7 @@ def show_plan(
     console.print("\n".join([told, *ledger.describe_commits(commands)]), markup=False)
 
 
-def estimate_minutes(command: Command, table: Declared, took: Mapping[str, float]) -> tuple[float | None, str]:
+def estimate_minutes(command: Command, table: ScaledTable, took: Mapping[str, float]) -> tuple[float | None, str]:
     """Estimates the minutes of a command: as measured before, by the scale, or of a pre-training by its plan on this
     machine. Also returns the source."""
     label, scale = strip_seed(command.label), table.scale
@@ -258,7 +258,7 @@ def make(wanted: Reproduce, console: Console) -> int:
     return code
 
 
-def write_table(wanted: Reproduce, table: Declared, ledger: Ledger, complete: bool, console: Console) -> None:
+def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete: bool, console: Console) -> None:
     """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it."""
     result = TableSummary(table, ledger).summarise()
     show(console, build_tables(result))

@@ -40,7 +40,7 @@ TOLD = ("micro-batch", "continu", "warning")
 
 
 @dataclass(frozen=True)
-class Trainer:
+class TrainerPart:
     """Trains by train.py, kills the run, and continues it."""
 
     shards: Path = Path("build/gpu-shards")
@@ -62,7 +62,7 @@ class Trainer:
 class TrainerRun:
     """A run in a folder, and its output."""
 
-    def __init__(self, settings: Trainer, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: TrainerPart, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self._say = folder, say
         own: tuple[object, ...] = ("--model.size", settings.size, "--phases.0.batch", settings.batch)
         often = ("--checkpoints.every", settings.every, "--checkpoints.keep", 2, "--evaluation.every", 1_000_000)
@@ -160,7 +160,7 @@ def train_for(training: TrainerRun, seconds: float) -> list[dict[str, Any]]:
     return training.steps()
 
 
-def measure(settings: Trainer, console: Console) -> int:
+def measure(settings: TrainerPart, console: Console) -> int:
     """Trains, prints and writes the results; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
         training = TrainerRun(settings, Path(folder) / "run", lambda line: console.print(line, markup=False))
@@ -176,4 +176,4 @@ def measure(settings: Trainer, console: Console) -> int:
 
 
 if __name__ == "__main__":
-    run_command(Trainer, measure)
+    run_command(TrainerPart, measure)

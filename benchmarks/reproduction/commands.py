@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from benchmarks.measure import find_data_folder
-from benchmarks.reproduction.declaration import Declared, Row, TableColumn
+from benchmarks.reproduction.declaration import Row, ScaledTable, TableColumn
 from data_prep.common.errors import UserError
 from data_prep.common.files import sha256
 from data_prep.common.reading import find_recipe
@@ -53,14 +53,14 @@ DIGITS = 16
 """The number of digits of a checksum."""
 
 
-class Output(NamedTuple):
+class LeftPath(NamedTuple):
     """A path in the folder that another command leaves, which therefore runs first."""
 
     command: Command
     path: str = ""
 
 
-Word = str | Output
+Word = str | LeftPath
 Flags = dict[str, list[Word]]
 
 
@@ -84,7 +84,7 @@ class Command:
     def needs(self) -> list[Command]:
         """The commands whose folders it reads."""
         words = (*chain.from_iterable(self.flags.values()), *self.arguments)
-        return [word.command for word in words if isinstance(word, Output)]
+        return [word.command for word in words if isinstance(word, LeftPath)]
 
     def list_needs(self) -> Iterator[Command]:
         """Yields the commands that must run before it, in order."""
@@ -191,7 +191,7 @@ def find_missing(column: TableColumn) -> str:
     return ""
 
 
-def find_lacking(declared: Declared) -> dict[str, str]:
+def find_lacking(declared: ScaledTable) -> dict[str, str]:
     """Returns the columns whose data is missing, with descriptions."""
     found = {name: find_missing(column) for name, column in declared.measured.items()}
     return {name: lacks for name, lacks in found.items() if lacks}
@@ -207,7 +207,7 @@ class TableCell(NamedTuple):
     command: Command
 
 
-def list_cells(declared: Declared) -> list[TableCell]:
+def list_cells(declared: ScaledTable) -> list[TableCell]:
     """Lists the cells of all rows and pre-trainings, the first pre-training of all rows first."""
     return [
         TableCell(row.name, name, seed, command)
@@ -219,7 +219,7 @@ def list_cells(declared: Declared) -> list[TableCell]:
     ]
 
 
-def build_command(declared: Declared, row: Row, name: str, seed: int) -> Command | None:
+def build_command(declared: ScaledTable, row: Row, name: str, seed: int) -> Command | None:
     """Builds the command that fills a cell; None if there is none."""
     column = declared.columns[name]
     if column.is_tuned:
@@ -234,12 +234,12 @@ def build_command(declared: Declared, row: Row, name: str, seed: int) -> Command
     return Command("pairs", label, f"finetuning/run_{column.entry}.py", flags, column=name, reads=column)
 
 
-def build_training_command(declared: Declared, row: Row, seed: int) -> Command:
+def build_training_command(declared: ScaledTable, row: Row, seed: int) -> Command:
     """Builds the command that pre-trains the model of a row, after that which makes its data."""
     row, scale = declared.table.find_row(row.model or row.name), declared.scale
     text = ("--docs", *scale.text) if scale.text else ()
     data = split_flags(*text, *scale.shards, *row.shards)
-    shards = Output(Command("shards", describe_words("text", *row.shards), "data_prep/shard.py", data))
+    shards = LeftPath(Command("shards", describe_words("text", *row.shards), "data_prep/shard.py", data))
     saved = ("--checkpoints.every", str(scale.save_every or scale.keep_every))
     kept = ("--checkpoints.keep_every", str(scale.keep_every))
     own = (*row.train, *row.train_at.get(declared.scale_name, ()))
@@ -252,7 +252,7 @@ def build_training_command(declared: Declared, row: Row, seed: int) -> Command:
     return Command("train", label, "pretraining/train.py", flags | {"--seed": [str(SEED + seed - 1)]})
 
 
-def build_tuning_command(declared: Declared, row: Row, name: str, seed: int) -> Command:
+def build_tuning_command(declared: ScaledTable, row: Row, name: str, seed: int) -> Command:
     """Builds the command that fine-tunes the model of a row for a column."""
     column, scale, restarts = declared.columns[name], declared.scale, declared.restarts
     trained = build_training_command(declared, row, seed)
@@ -265,20 +265,20 @@ def build_tuning_command(declared: Declared, row: Row, name: str, seed: int) -> 
     )
     if row.backward:
         other = build_training_command(declared, declared.table.find_row(row.backward), seed)
-        flags["--backward"] = [Output(other)]
+        flags["--backward"] = [LeftPath(other)]
     flags |= {"--from-scratch": []} if row.fresh else {}
     flags["--seeds"] = [str(restarts)]
     task = Command("task", "demo task", "finetuning/fetch.py", {}, ("demo",))
-    files = (Output(task, "/package.toml"),) if column.entry == "task" else ()
+    files = (LeftPath(task, "/package.toml"),) if column.entry == "task" else ()
     changes = (f"{restarts} restarts" * (restarts != scale.restarts), *row.tune, row.features)
     label = (column.task, *changes, "fresh weights of" * row.fresh, trained.label, describe_place(row))
     return Command("tune", describe_words(*label), f"finetuning/run_{column.entry}.py", flags, files, name, column)
 
 
-def find_model(declared: Declared, row: Row, trained: Command) -> Output:
+def find_model(declared: ScaledTable, row: Row, trained: Command) -> LeftPath:
     """Finds the model of a row in the folder of its pre-training."""
     step = declared.scale.find_checkpoint(row.part)
-    return Output(trained, f"/checkpoints/step-{step:08}" if step else "")
+    return LeftPath(trained, f"/checkpoints/step-{step:08}" if step else "")
 
 
 def split_flags(*words: Word) -> Flags:

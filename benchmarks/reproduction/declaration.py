@@ -141,7 +141,7 @@ class Table(Section):
         return next(row for row in self.rows if row.name == name)
 
 
-class Scale(Section):
+class TableScale(Section):
     """The sizes of data, models and fine-tuning."""
 
     what: str
@@ -194,17 +194,17 @@ class Common(Section):
 
     columns: dict[str, TableColumn] = Field(default_factory=dict)
     """Columns by their names."""
-    scales: dict[ScaleName, Scale] = Field(default_factory=dict)
+    scales: dict[ScaleName, TableScale] = Field(default_factory=dict)
     """Scales by their names."""
 
 
-class Declared(NamedTuple):
+class ScaledTable(NamedTuple):
     """A table with its columns at a scale."""
 
     name: str
     table: Table
     scale_name: ScaleName
-    scale: Scale
+    scale: TableScale
     columns: dict[str, TableColumn]
     """All declared columns."""
 
@@ -258,7 +258,7 @@ def format_flag(name: str) -> str:
 
 
 @cache
-def load_table(name: str, scale: ScaleName) -> Declared:
+def load_table(name: str, scale: ScaleName) -> ScaledTable:
     """Reads the declaration of a table. Raises UserError if there is none."""
     if name not in list_tables():
         there = ", ".join(map(format_flag, list_tables()))
@@ -266,7 +266,7 @@ def load_table(name: str, scale: ScaleName) -> Declared:
     table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=find_table_faults)
     files = (HERE / "columns.toml", HERE / "scales.toml")
     columns, scales = (read_settings(Form(Common), path, find_faults=lambda _: []) for path in files)
-    return Declared(name, table, scale, scales.scales[scale], columns.columns)
+    return ScaledTable(name, table, scale, scales.scales[scale], columns.columns)
 
 
 def find_table_faults(table: Table) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from scipy import stats
 
 from benchmarks.reproduction.commands import TableCell, find_lacking, list_cells, order_commands
-from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Declared, Row, TableColumn
+from benchmarks.reproduction.declaration import LEFT_OUT, Claim, Row, ScaledTable, TableColumn
 from benchmarks.reproduction.outcomes import HELD_OUT, PAIRS, PERPLEXITY, Ledger, Score
 from benchmarks.reproduction.results import CellResult, ClaimVerdict, RowResult, TableResult
 
@@ -31,7 +31,7 @@ Finding = Literal["holds", "does not hold", "not sure", "nothing is claimed"]
 class TableSummary:
     """Summarises the outcomes of a table."""
 
-    def __init__(self, declared: Declared, ledger: Ledger) -> None:
+    def __init__(self, declared: ScaledTable, ledger: Ledger) -> None:
         self._declared, self._ledger = declared, ledger
         self._cells, self._lacking = list_cells(declared), find_lacking(declared)
 
@@ -183,7 +183,7 @@ class TableSummary:
         return notes + [f"not asked at this scale: {text}" for text in left_out]
 
 
-def count_fine_tunings(declared: Declared) -> str:
+def count_fine_tunings(declared: ScaledTable) -> str:
     """Says how often each model is fine-tuned, such as "3 fine-tunings"."""
     return f"{declared.restarts} fine-tuning{'s' * (declared.restarts > 1)}"
 

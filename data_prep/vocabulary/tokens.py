@@ -18,7 +18,7 @@ from data_prep.common.compiled import compiled
 from data_prep.common.hashing import GOLDEN, scramble_bits
 from data_prep.shards import KEPT, WORK
 from data_prep.vocabulary.encoders.bytelevel import put_blanks
-from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import Record, TokensRecord
@@ -185,7 +185,7 @@ def list_token_files(folder: Path, name: str, tokens: Iterable[TokensRecord]) ->
 
 
 @functools.lru_cache(maxsize=1)
-def _load_encoder(folder: Path, cased: bool, sha256: str) -> tuple[Vocabulary, Encoder]:
+def _load_encoder(folder: Path, cased: bool, sha256: str) -> tuple[Vocabulary, TextEncoder]:
     """Loads a vocabulary and its encoder, which keeps the words that it has cut; a worker loads them once."""
     vocabulary = load_vocabulary(folder, cased)
     assert vocabulary.sha256 == sha256

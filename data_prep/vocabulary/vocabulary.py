@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import FileRecord, replacing
-from data_prep.vocabulary.encoders.encoder import Encoder, PipelineEncoder
+from data_prep.vocabulary.encoders.encoder import PipelineEncoder, TextEncoder
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
 STOPS, CLOSINGS = ".!?…。！？।؟۔", ")]’”»」』）】"  # marks that end a sentence, and marks that may follow them
@@ -130,7 +130,7 @@ class Vocabulary(ABC):
     def pipeline(self) -> Tokenizer:
         """Builds the tokenizer. It takes the special pieces in a text for text."""
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """Makes an encoder of many texts; a kind may have a faster one, which has to give the same ids."""
         return PipelineEncoder(self.pipeline())
 

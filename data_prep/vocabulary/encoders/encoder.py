@@ -19,7 +19,7 @@ class Pieces(NamedTuple):
     ends: Array  # (sentences,) where every sentence ends in ids
 
 
-class Encoder(ABC):
+class TextEncoder(ABC):
     """Cuts sentences into pieces."""
 
     @abstractmethod
@@ -33,7 +33,7 @@ class Encoder(ABC):
         return self.encode(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
 
-class PipelineEncoder(Encoder):
+class PipelineEncoder(TextEncoder):
     """Encodes sentences with a pipeline of `tokenizers`."""
 
     def __init__(self, pipeline: Tokenizer) -> None:

@@ -21,7 +21,7 @@ UTF_32 = "utf-32-le"  # which has four bytes for every character
 
 
 @dataclass(frozen=True)
-class Parts:
+class WordParts:
     """The parts of several words, one word after another."""
 
     letters: Array  # of all parts, one after another
@@ -47,11 +47,11 @@ class WordSplitter:
         self._kinds = np.full(0x110000, UNSEEN, np.uint8)  # of all characters
         self._kinds[ord(BAR)] = SPACE
 
-    def split(self, words: Sequence[str]) -> Parts:
+    def split(self, words: Sequence[str]) -> WordParts:
         """Normalises and splits words, of which none has a BAR."""
         chunks = [words[first : first + TOGETHER] for first in range(0, len(words), TOGETHER)]
         letters, sizes, counts = zip(NO_PARTS, *map(self._split, chunks), strict=True)
-        return Parts(np.concatenate(letters), np.cumsum(np.concatenate(sizes)), np.concatenate(counts))
+        return WordParts(np.concatenate(letters), np.cumsum(np.concatenate(sizes)), np.concatenate(counts))
 
     def _split(self, words: Sequence[str]) -> tuple[Array, Array, Array]:
         """Splits words; returns the letters of all parts, the size of each part, and the number of parts per word."""

@@ -12,13 +12,13 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
-from data_prep.vocabulary.encoders.encoder import Encoder, Pieces
+from data_prep.vocabulary.encoders.encoder import Pieces, TextEncoder
 from data_prep.vocabulary.encoders.words import WordTable
 
 TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that memory stays bounded
 
 
-class TableEncoder(Encoder):
+class TableEncoder(TextEncoder):
     """Encodes sentences word by word, and remembers the pieces of every word."""
 
     def __init__(self, make_words: Callable[[], WordTable]) -> None:

@@ -25,7 +25,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
-from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD
 from data_prep.vocabulary.kinds.declaration import TokenizerKind, order_pieces, read_part, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary
@@ -141,7 +141,7 @@ class ByteLevel(Vocabulary):
         pipeline.post_processor = processors.ByteLevel(trim_offsets=True, add_prefix_space=self._has_prefix)
         return pipeline
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """Makes an encoder that cuts every distinct word once."""
         from data_prep.vocabulary.encoders.bytelevel import FastByteLevel, Merges  # compiled by numba
 

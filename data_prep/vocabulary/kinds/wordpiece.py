@@ -21,7 +21,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
-from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
 from data_prep.vocabulary.kinds.declaration import TokenizerKind, read_part, read_vocab, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary, has_capitals
@@ -80,7 +80,7 @@ class WordPiece(Vocabulary):
         pipeline.normalizer, pipeline.pre_tokenizer = build_text_rules(self.cased)
         return pipeline
 
-    def encoder(self) -> Encoder:
+    def encoder(self) -> TextEncoder:
         """Makes an encoder that cuts every distinct word once."""
         # compiled by numba, which training does without
         from data_prep.vocabulary.encoders.wordpiece import FastWordPiece

@@ -20,14 +20,14 @@ from benchmarks.gpu import basics
 from benchmarks.gpu.basics import OwnPart, list_marked_tests
 from benchmarks.gpu.install import NEEDED, PREPARING
 from benchmarks.gpu.parts import Goal, format_goals, load_parts
-from benchmarks.gpu.trainer import Trainer, summarise_speed
+from benchmarks.gpu.trainer import TrainerPart, summarise_speed
 from benchmarks.inference import Inference
 from benchmarks.scaling import Scaling
 from benchmarks.throughput import SIDES, Throughput
 
 KINDS = {
     "gpu/basics.py": OwnPart,
-    "gpu/trainer.py": Trainer,
+    "gpu/trainer.py": TrainerPart,
     "fine_tuning.py": FineTuningSpeed,
     "inference.py": Inference,
     "throughput.py": Throughput,

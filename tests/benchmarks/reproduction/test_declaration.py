@@ -20,8 +20,8 @@ from benchmarks.reproduction.commands import (
 from benchmarks.reproduction.declaration import (
     LEFT_OUT,
     Claim,
-    Declared,
     Row,
+    ScaledTable,
     ScaleName,
     Table,
     find_table_faults,
@@ -37,12 +37,12 @@ EVERY = [(name, scale) for name in list_tables() for scale in SCALES]
 
 
 @pytest.fixture(params=EVERY, ids="-".join)
-def each(request: pytest.FixtureRequest) -> Declared:
+def each(request: pytest.FixtureRequest) -> ScaledTable:
     """A table at a scale."""
     return load_table(*request.param)
 
 
-def test_a_table_names_only_what_there_is(each: Declared) -> None:
+def test_a_table_names_only_what_there_is(each: ScaledTable) -> None:
     assert find_table_faults(each.table) == []
     assert {*each.table.columns, *each.table.beside} <= {*each.columns}
     assert {other for other in each.scale.stand_ins.values() if other != LEFT_OUT} <= {*each.columns}
@@ -51,7 +51,7 @@ def test_a_table_names_only_what_there_is(each: Declared) -> None:
     assert all(each.table.find_row(row.model) in each.table.rows for row in fresh)
 
 
-def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> None:
+def test_every_row_is_made_by_commands_that_are_named_once(each: ScaledTable) -> None:
     cells = list_cells(each)
     steps = order_commands(cells)
     assert {cell.row for cell in cells} == {row.name for row in each.rows}
@@ -63,7 +63,7 @@ def test_every_row_is_made_by_commands_that_are_named_once(each: Declared) -> No
         seen.add(step.name)
 
 
-def test_checkpoints_lie_on_steps_that_are_saved(each: Declared) -> None:
+def test_checkpoints_lie_on_steps_that_are_saved(each: ScaledTable) -> None:
     scale = each.scale
     recipe = load_recipe(Path(scale.recipe), [*scale.train])
     assert sum(phase.steps or 0 for phase in recipe.phases) == scale.steps
@@ -78,7 +78,7 @@ FLAGS |= {"--recipe", "--learning-rates"}
 """Flags of commands, which are no values of a recipe."""
 
 
-def test_recipes_take_the_values_that_rows_give(each: Declared) -> None:
+def test_recipes_take_the_values_that_rows_give(each: ScaledTable) -> None:
     """Of every command of training; what two settings say together is told too."""
     seen: set[tuple[str, ...]] = set()
     for step in order_commands(list_cells(each)):

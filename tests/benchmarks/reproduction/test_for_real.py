@@ -18,13 +18,13 @@ from support.reproduction import read_result
 
 from benchmarks import reproduce
 from benchmarks.reproduce import Reproduce, make
-from benchmarks.reproduction.declaration import Declared, load_table
+from benchmarks.reproduction.declaration import ScaledTable, load_table
 from data_prep.common.codes import Code
 
 ROWS = ("BERT", "LTR & No NSP", "from scratch")
 
 
-def smallest(folder: Path) -> Declared:
+def smallest(folder: Path) -> ScaledTable:
     """Table 5 without a row, on made-up text, in a handful of steps."""
     table, demo = load_table("table5", "demo").table, load_table("table5", "demo")
     text = write_wiki(folder / "wiki", documents=60)

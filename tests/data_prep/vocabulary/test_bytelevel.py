@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.encoders import tables
-from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.kinds.bytelevel import KIND, ORDER, ByteLevel
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.source import find_vocabulary, read_vocabulary
@@ -91,7 +91,7 @@ class Read(NamedTuple):
 
     vocabulary: ByteLevel
     expected: Tokenizer
-    encoder: Encoder
+    encoder: TextEncoder
 
     def require_equal(self, texts: list[str]) -> None:
         """Asserts that texts have the ids of the library."""
