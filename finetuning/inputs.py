@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 
 from data_prep.common.arrays import Array, ranges
-from data_prep.vocabulary.encoders.encoder import Encoder
+from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.ragged import Ragged
 
@@ -72,7 +72,7 @@ class Cutter:
         self._lock = threading.Lock()
 
     @cached_property
-    def _fast(self) -> Encoder:
+    def _fast(self) -> TextEncoder:
         """Made with the first text: it needs numba, without which pre-training and pieces that are cut already do."""
         return self.vocabulary.encoder()
 
