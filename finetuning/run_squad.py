@@ -29,9 +29,6 @@ from finetuning.session.session import run
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 
-HELD_OUT = 0.1
-"""Share of the questions that is held out and scored if there is no dev file."""
-
 
 @dataclass(frozen=True)
 class RunSquad(TuningFlags):
@@ -45,12 +42,8 @@ class RunSquad(TuningFlags):
     train: Path | None = None
     """The file to train on, instead of that of the folder."""
     dev: Path | None = None
-    """The file to score, instead of that of the folder."""
-    hold_out: float = 0.0
-    """Share of the questions to keep from training, by whole articles, and to score instead of a dev file (default: 0.1
+    """The file to score, instead of that of the folder (default: a tenth of the training questions, by whole articles,
     where there is none)."""
-    strict: bool = False
-    """Refuse a file with an answer that is not at its offset, instead of leaving that out."""
 
     def suite(self) -> Suite:
         return Suite(f"squad-{self.version}", f"squad{self.version[0]}")
@@ -58,12 +51,8 @@ class RunSquad(TuningFlags):
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""
         train = self.train or self._find("train", needed=setup.trained is None)
-        if self.hold_out and self.dev:
-            raise UserError("--hold-out and --dev: both say what is scored; choose one")
-        dev = self.dev or (None if self.hold_out else self._find("dev", needed=False))
-        train = train or dev  # of a model that is scored alone
-        held_out = self.hold_out or (HELD_OUT if dev is None else 0.0)
-        return [open_squad(self.version, train, dev, setup, strict=self.strict, held_out=held_out)]
+        dev = self.dev or self._find("dev", needed=False)
+        return [open_squad(self.version, train or dev, dev, setup)]  # a model that is scored alone needs no train
 
     def _find(self, split: str, needed: bool) -> Path | None:
         """Finds the file of a split in the folder of data; None if it is not there and not needed."""

@@ -48,15 +48,6 @@ class Question(NamedTuple):
     """The file and the place in it, for messages."""
 
 
-class SquadFile(NamedTuple):
-    """The questions of a file."""
-
-    path: Path
-    version: Version
-    """2.0 has questions without an answer."""
-    questions: tuple[Question, ...]
-
-
 def normalize_answer(text: str) -> str:
     """Normalizes an answer: lower case, no ASCII punctuation, no articles, words separated by a blank."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
@@ -150,8 +141,11 @@ def find_best_threshold(
     return float(reached[best]) / len(scores), odds[ranked[best - 1]] if best else None
 
 
-def read_squad(path: Path) -> SquadFile:
-    """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; raises UserError with the place of what is wrong."""
+def read_squad(path: Path) -> tuple[Version, list[Question]]:
+    """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; UserError with the place of what is wrong.
+
+    Returns the version, of which 2.0 has questions without an answer, and the questions.
+    """
     with readable(path), path.open("rb") as file:
         is_parquet = file.read(4) == b"PAR1"
     version, questions = _read_parquet(path) if is_parquet else _read_json(path)
@@ -164,7 +158,7 @@ def read_squad(path: Path) -> SquadFile:
         first[question.id] = question.where
         if version == "1.1" and not question.golds:
             raise UserError(f"{question.where}: no answer, which every question of SQuAD 1.1 has")
-    return SquadFile(path, version, tuple(questions))
+    return version, questions
 
 
 def read_by_id(path: Path, kind: type[T], what: str) -> dict[str, T]:
@@ -242,15 +236,9 @@ def _list_tables(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]
 
 def _get_field(table: Any, name: str, kind: type[T], where: str, empty: bool = False) -> T:
     """A value of a table of JSON; raises UserError unless it is there, of this type, and not empty."""
-    if not isinstance(table, dict):
-        raise UserError(f"{where}: {_abbreviate(table)}, not a table")
-    if name not in table:
-        raise UserError(f"{where}: no {name!r}")
-    value = table[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"{where}: {name!r} is {_abbreviate(value)}, not {KINDS[kind]}")
-    if value == "" and not empty:
-        raise UserError(f"{where}: {name!r} is empty")
+    value = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool) or (value == "" and not empty):
+        raise UserError(f"{where}: {name!r} should be {KINDS[kind]}; it is {_abbreviate(value)}")
     if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
         raise UserError(f"{where}: {name!r} has half of a character (a lone surrogate, \\ud8.. to \\udf..)")
     return value
