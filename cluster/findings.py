@@ -43,7 +43,7 @@ class Findings:
         """Whether all ranks can work together, even if slowly."""
         return not self.broken and not self.mend
 
-    def blame(self, name: str, reason: str, broken: bool = True) -> None:
+    def mark_unfit(self, name: str, reason: str, broken: bool = True) -> None:
         """Marks a node as unfit."""
         self.unfit[name].append(reason)
         self.broken |= broken
@@ -85,7 +85,7 @@ def find_differences(found: Findings) -> None:
             found.mend.append(f"{what}: {shown}\nall nodes need the same")
         else:
             for name, value in odd.items():
-                found.blame(name, f"{what} is {value}, and {usual} on most nodes")
+                found.mark_unfit(name, f"{what} is {value}, and {usual} on most nodes")
 
 
 def find_faults(found: Findings) -> None:
@@ -99,14 +99,14 @@ def find_faults(found: Findings) -> None:
             found.mend.append(f"{what}: {next(iter(texts.values()))}")
         elif what != LINK:  # a link fails at both ends
             for name, text in texts.items():
-                found.blame(name, f"{what}: {text}")
+                found.mark_unfit(name, f"{what}: {text}")
 
 
 def find_slow_devices(found: Findings, spared: bool) -> None:
     """Finds slow nodes by their slowest rank."""
     rates = {name: min(report.rate for report in reports) for name, reports in found.nodes.items()}
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
-    blame_slow(found, rates, SLOW, usual, "its matrix throughput is", spared)
+    mark_slow_nodes(found, rates, SLOW, usual, "its matrix throughput is", spared)
 
 
 def find_slow_links(found: Findings) -> None:
@@ -114,9 +114,9 @@ def find_slow_links(found: Findings) -> None:
     best = {name: link for name, reports in found.nodes.items() if (link := find_best_link(reports)) is not None}
     for name in [name for name, link in best.items() if not link]:
         why = next((report.faults[LINK] for report in found.nodes[name] if LINK in report.faults), "")
-        found.blame(name, f"nothing comes through to its neighbours: {why}")
+        found.mark_unfit(name, f"nothing comes through to its neighbours: {why}")
     working = {name: link for name, link in best.items() if link}
-    blame_slow(found, working, SLOW_LINK, median(best.values() or [0.0]), "its links reach", spared=False)
+    mark_slow_nodes(found, working, SLOW_LINK, median(best.values() or [0.0]), "its links reach", spared=False)
 
 
 def find_slow_inner_links(found: Findings, spared: bool) -> None:
@@ -125,10 +125,10 @@ def find_slow_inner_links(found: Findings, spared: bool) -> None:
     worst = {name: link for name, reports in found.nodes.items() if (link := find_inner_link(reports)) is not None}
     every = [link for reports in found.nodes.values() for report in reports for link in report.inside if link]
     usual = median(worst.values() if len(worst) > 1 else every or [0.0])
-    blame_slow(found, worst, SLOW_LINK, usual, "a link between its ranks reaches", spared or len(worst) == 1)
+    mark_slow_nodes(found, worst, SLOW_LINK, usual, "a link between its ranks reaches", spared or len(worst) == 1)
 
 
-def blame_slow(
+def mark_slow_nodes(
     found: Findings, speeds: Mapping[str, float], share: float, usual: float, what: str, spared: bool
 ) -> None:
     """Marks nodes as unfit whose speed is below a share of the usual one; if `spared`, they are only noted."""
@@ -138,7 +138,7 @@ def blame_slow(
             if spared:
                 found.notes.append(f"{name}: {reason}")
             else:
-                found.blame(name, reason, broken=False)
+                found.mark_unfit(name, reason, broken=False)
 
 
 def find_inner_link(reports: Sequence[Health]) -> float | None:
@@ -153,7 +153,7 @@ def find_best_link(reports: Sequence[Health]) -> float | None:
     return max((min(own) for own in rounds if own), default=None)
 
 
-def show(found: Findings, seconds: float) -> None:
+def print_findings(found: Findings, seconds: float) -> None:
     """Prints a line for each node (of many, for the unfit ones), one for all together, and the faults."""
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     table, reports = make_table(*COLUMNS, padding=(0, 2, 0, 0)), list(chain(*found.nodes.values()))

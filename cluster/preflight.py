@@ -35,7 +35,7 @@ import torch.distributed as dist
 import tyro
 
 from cluster import health
-from cluster.findings import Findings, compare_reports, show
+from cluster.findings import Findings, compare_reports, print_findings
 from cluster.health import INSIDE, LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import patience, replacing, write_json
@@ -94,12 +94,12 @@ class NodeWatch(Watch):
     def _leave_out(self, ranks: Sequence[int], reason: str) -> list[str]:
         found = Findings({name: [] for name in self._names})
         for rank in ranks:
-            found.blame(self._names[rank], reason)
+            found.mark_unfit(self._names[rank], reason)
         write_report(self._out, found)
         return found.excluded
 
 
-def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
+def inspect_nodes(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     """Runs all checks together with the other ranks. Each rank gets all reports, and draws the same conclusions."""
     start, limit = time.monotonic(), wanted.patience / 4
     torch.set_num_threads(default_threads(world))
@@ -109,13 +109,13 @@ def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     report = Health(names[world.rank])
     with NodeWatch(world, wanted.patience, names, wanted.out):
         device = check_rank(report, wanted, overrides, world, limit)
-        reports = recheck(report, wanted, overrides, world, limit)
+        reports = recheck_storage(report, wanted, overrides, world, limit)
         if compare_reports(reports).is_sound:
             try_network(report, device, names, limit)
             reports = gather_reports(report)
         found = compare_reports(reports)
         if world.rank == 0:
-            show(found, time.monotonic() - start)
+            print_findings(found, time.monotonic() - start)
         if world.rank in [rank for rank, own in enumerate(reports) if own.free is not None][:1]:
             write_report(wanted.out, found)
     if found.code == Code.DONE:
@@ -149,7 +149,9 @@ def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequen
     report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
 
 
-def recheck(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
+def recheck_storage(
+    report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
+) -> list[Health]:
     """Repeats the checks of data and disk while they fail on some nodes: shared storage vanishes and returns for all
     nodes, but not at the same moment. If all nodes have lost it, the job waits. Returns all reports."""
     checks, parted, reports = 0, 0, gather_reports(report)
@@ -225,7 +227,7 @@ def main(arguments: list[str]) -> int:
         if overrides:  # beside them a job may have options of train.py
             words = ["--recipe", str(wanted.recipe), *overrides]
             overrides = tyro.cli(Train, args=words, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,))[1]
-        code = inspect(wanted, overrides, ending.world)
+        code = inspect_nodes(wanted, overrides, ending.world)
     return ending.code or code
 
 

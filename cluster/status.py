@@ -37,8 +37,8 @@ from data_prep.common.terminal import open_console, run_curable
 from pretraining.objectives.reports import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
-QUEUE_SECONDS = 30.0
-"""The least time between two questions to the queue while runs are watched."""
+WATCH_SECONDS, QUEUE_SECONDS = 5.0, 30.0
+"""The time between two looks while runs are watched, and the least between two questions to the queue."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,6 @@ class Status:
     """Folders that train.py or a command of finetuning/ had as --out, or folders above them."""
     watch: bool = False
     """Look again and again, until Ctrl-C."""
-    every: float = 5.0
-    """With --watch: seconds between two looks."""
     charts: bool = False
     """Draw the losses of every run so far, with those of validation, into loss.png in its folder, and end."""
     json: bool = False
@@ -89,16 +87,16 @@ class Observer:
         return [*panels, *(Text(warning, "yellow") for warning in self.warnings)]
 
 
-def watch(observer: Observer, every: float, console: Console) -> None:
+def watch_runs(observer: Observer, console: Console) -> None:
     """Shows the runs again and again until Ctrl-C: on a terminal in place, in a pipe one look below the other."""
     while True:
         shown = observer.build_panels(console.width)
         console.clear()
-        console.print(*shown, Text(f"every {every:g} s; Ctrl-C ends this", "dim"), sep="\n")
-        time.sleep(every)
+        console.print(*shown, Text(f"every {WATCH_SECONDS:g} s; Ctrl-C ends this", "dim"), sep="\n")
+        time.sleep(WATCH_SECONDS)
 
 
-def run(wanted: Status, console: Console, errors: Console) -> None:
+def show_runs(wanted: Status, console: Console, errors: Console) -> None:
     """Shows or watches runs, prints them as JSON, or draws their losses."""
     if wanted.charts:
         from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
@@ -109,13 +107,11 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
         for folder in folders:
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
         return
-    if wanted.every <= 0:
-        raise UserError(f"--every {wanted.every:g}: give seconds above 0")
     if wanted.watch and wanted.json:
         raise UserError("--watch and --json do not go together; let your script look again")
     observer = Observer(wanted.runs)
     if wanted.watch:
-        watch(observer, wanted.every, console)
+        watch_runs(observer, console)
     elif wanted.json:
         content = [asdict(status) for status in observer.read_all()]
         text = json.dumps(content, indent=1, sort_keys=True)  # in ASCII: names of files may be no text
@@ -129,7 +125,7 @@ def run(wanted: Status, console: Console, errors: Console) -> None:
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, 2 for what the user can cure, 130 where Ctrl-C has ended it."""
     wanted = tyro.cli(Status, args=arguments, prog="status.py", config=(tyro.conf.FlagCreatePairsOff,))
-    return run_curable(lambda: run(wanted, open_console(), open_console(stderr=True, soft_wrap=True)))
+    return run_curable(lambda: show_runs(wanted, open_console(), open_console(stderr=True, soft_wrap=True)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class EvaluateSquad:
     """Prints the official figures of predictions for SQuAD."""
 
     data: Annotated[Path, tyro.conf.Positional]
-    """The questions with their answers: SQuAD's JSON, or the Parquet of the Hugging Face hub."""
+    """The questions with their answers, SQuAD's JSON."""
     predictions: Annotated[Path, tyro.conf.Positional]
     """JSON of ids with answers; in 2.0 an empty answer says that there is none."""
     null_odds: Path | None = None

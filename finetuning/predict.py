@@ -37,7 +37,7 @@ from data_prep.common.files import absence, replacing
 from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
-from finetuning.prediction import Answer, Device, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
+from finetuning.prediction import Answer, Device, FineTuned, Numbers, Row, Texts, find_fine_tuned, load
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -230,7 +230,7 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 def name_values(header: list[str], values: list[str], where: str) -> Row:
     """Maps the values of a row to their columns."""
     if len(values) != len(header):
-        raise UserError(f"{where}: {count_things(values, 'column')}; the first line names {len(header)}")
+        raise UserError(f"{where}: columns: {len(values)}; the first line names {len(header)}")
     return dict(zip(header, values, strict=True))
 
 

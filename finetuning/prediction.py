@@ -175,7 +175,7 @@ class FineTuned(ABC):
             row = list_field_values(row, fields)
         texts = [row] if isinstance(row, str) else list(row)
         if len(texts) != len(fields):
-            raise UserError(f"{count_things(texts, 'text')}; there should be {len(fields)}: {', '.join(fields)}")
+            raise UserError(f"texts: {len(texts)}; there should be {len(fields)}: {', '.join(fields)}")
         if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
@@ -207,11 +207,6 @@ def list_field_values(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any
     if missing := [name for name in fields if name not in row]:
         raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
     return [row[name] for name in fields]
-
-
-def count_things(things: Sequence[object], name: str) -> str:
-    """Formats a count with its noun."""
-    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 def replace_surrogates(text: str) -> str:

@@ -37,8 +37,7 @@ class RunSquad(TuningFlags):
     version: Literal["1.1", "2.0"] = "1.1"
     """1.1: every question has an answer; 2.0: some have none."""
     data: Path | None = None
-    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0, or train-v1.1.parquet and the like, as fetch.py
-    names the files of the hub (default: data/squad, then squad in the folder that CLOZE_DATA names)."""
+    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0 (default: data/squad, or squad in CLOZE_DATA)."""
     train: Path | None = None
     """The file to train on, instead of that of the folder."""
     dev: Path | None = None
@@ -57,7 +56,7 @@ class RunSquad(TuningFlags):
     def _find(self, split: str, needed: bool) -> Path | None:
         """Finds the file of a split in the folder of data; None if it is not there and not needed."""
         name = f"{split}-v{self.version}"
-        names = {split: (f"{name}.json", f"{name}.parquet", f"*{name}*.json")}
+        names = {split: (f"{name}.json", f"*{name}*.json")}
         try:
             folder = find_data(self.data, "squad")
         except UserError:

@@ -1,4 +1,4 @@
-"""SQuAD's own rules: its files, JSON or Parquet, and the official figures of predictions, of versions 1.1 and 2.0."""
+"""SQuAD's own rules: its files, and the official figures of predictions, of versions 1.1 and 2.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import readable
-from data_prep.readers.tables import open_parquet
 
 Version = Literal["1.1", "2.0"]
 Numbers = dict[str, float]
@@ -23,7 +22,6 @@ T = TypeVar("T")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 SURROGATE = re.compile("[\ud800-\udfff]")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-COLUMNS = ("id", "context", "question", "answers")
 KINDS: dict[type, str] = {dict: "a table", list: "a list", str: "text", int: "a whole number"}
 
 
@@ -142,13 +140,11 @@ def find_best_threshold(
 
 
 def read_squad(path: Path) -> tuple[Version, list[Question]]:
-    """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; UserError with the place of what is wrong.
+    """Reads SQuAD's JSON; UserError with the place of what is wrong.
 
     Returns the version, of which 2.0 has questions without an answer, and the questions.
     """
-    with readable(path), path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    version, questions = _read_parquet(path) if is_parquet else _read_json(path)
+    version, questions = _read_json(path)
     if not questions:
         raise UserError(f"{path}: no questions in it")
     first: dict[str, str] = {}
@@ -201,30 +197,6 @@ def _read_json(path: Path) -> tuple[Version, list[Question]]:
                 questions.append(Question(name, text, context, title, golds, place))
     said = str(content.get("version", "")).lower().removeprefix("v")
     return "2.0" if has_flag or said.startswith("2") else "1.1", questions
-
-
-def _read_parquet(path: Path) -> tuple[Version, list[Question]]:
-    """Reads the rows of the hub's files, which do not say their version: 2.0 is what has questions without answers."""
-    with open_parquet(path) as file:
-        table = file.read()
-    if missing := [name for name in COLUMNS if name not in table.column_names]:
-        raise UserError(f"{path}: no column {missing[0]!r}; there is: {', '.join(table.column_names)}")
-    contexts: dict[str, str] = {}
-    questions = []
-    for number, row in enumerate(table.to_pylist(), 1):
-        where = f"{path}: row {number}"
-        name, text, context = (_get_field(row, key, str, where) for key in ("id", "question", "context"))
-        context = contexts.setdefault(context, context)
-        answers = _get_field(row, "answers", dict, where, empty=True)
-        texts, starts = (_get_field(answers, key, list, f"{where}: answers", True) for key in ("text", "answer_start"))
-        if len(texts) != len(starts):
-            raise UserError(f"{where}: {len(texts)} answers with {len(starts)} answer_start")
-        both = [{"text": one, "start": start} for one, start in zip(texts, starts, strict=True)]
-        golds = (
-            Gold(_get_field(gold, "text", str, where, True), _get_field(gold, "start", int, where)) for gold in both
-        )
-        questions.append(Question(name, text, context, str(row.get("title") or context), tuple(golds), where))
-    return "1.1" if all(question.golds for question in questions) else "2.0", questions
 
 
 def _list_tables(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]:

@@ -69,8 +69,7 @@ def test_a_folder_without_runs_and_options_that_make_no_sense_are_refused(run: P
         assert "name the folder that train.py had as --out" in said
         none.mkdir(exist_ok=True)
     assert run_main(main, none, "--charts", code=2).startswith(f"error: {none}: no run of pre-training")
-    for more in (["--every", 0], ["--json"]):
-        assert run_main(main, run, "--watch", *more, code=2).startswith("error: ")
+    assert run_main(main, run, "--watch", "--json", code=2).startswith("error: ")
 
 
 def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,7 +111,7 @@ def test_watching_changes_in_place_until_ctrl_c(run: Path) -> None:
     if not pid:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # which `nohup make test &` ignores, and children inherit that
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
-        os.execve(sys.executable, [sys.executable, str(ENTRY), str(run), "--watch", "--every", "0.1"], environment)
+        os.execve(sys.executable, [sys.executable, str(ENTRY), str(run), "--watch"], environment)
     seen = b""
 
     def reads(text: bytes) -> bool:

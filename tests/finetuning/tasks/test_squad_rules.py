@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -234,51 +232,11 @@ def qa(data: Any) -> Any:
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
-    for content in (b"", b"{", b"[1]", b"\xff\xfe\x00", b"PAR1 and no more", b"[" * 100_000):
+    for content in (b"", b"{", b"[1]", b"\xff\xfe\x00", b"[" * 100_000):
         path.write_bytes(content)
         assert "d.json" in refusal(read_squad, path)
     for path in (tmp_path, tmp_path / "none.json"):
         assert f"{path}: cannot be read" in refusal(read_squad, path)
-
-
-def hub_rows(golds: list[list[str]]) -> dict[str, list[Any]]:
-    return {
-        "id": [str(number) for number in range(len(golds))],
-        "title": ["t"] * len(golds),
-        "context": ["red été"] * len(golds),
-        "question": ["q"] * len(golds),
-        "answers": [{"text": each, "answer_start": ["red été".find(text) for text in each]} for each in golds],
-    }
-
-
-def test_the_parquet_of_the_hub_is_the_json(tmp_path: Path) -> None:
-    pq.write_table(pa.table(hub_rows([["été"], ["red", "red"]])), tmp_path / "one.parquet")
-    version, found = read_squad(tmp_path / "one.parquet")
-    asked = questions(tmp_path, [item("0", "q", ["été"]), item("1", "q", ["red", "red"])], "red été")
-    assert version == "1.1"
-    assert found[0].context is found[1].context
-    same = [(each.id, each.text, each.context, each.golds, each.article) for each in asked]
-    assert [(each.id, each.text, each.context, each.golds, each.article) for each in found] == same
-    pq.write_table(pa.table(hub_rows([["été"], []])), tmp_path / "two.parquet")
-    assert read_squad(tmp_path / "two.parquet")[0] == "2.0"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda rows: rows.pop("context"), "no column 'context'; there is: id, title"),
-        (lambda rows: rows.update(question=["q", ""]), "row 2: 'question' should be text"),
-        (lambda rows: rows.update(id=["0", None]), "row 2: 'id' should be text; it is null"),
-        (lambda rows: rows.update(answers=["red", "red"]), "row 1: 'answers' should be a table; it is \"red\""),
-        (lambda rows: rows["answers"][1]["answer_start"].append(3), "row 2: 1 answers with 2 answer_start"),
-        (lambda rows: rows.update(id=["0", "0"]), "row 2: repeats the id '0' of .*row 1"),
-    ],
-)
-def test_a_fault_of_parquet_is_named_with_its_row(tmp_path: Path, change: Any, message: str) -> None:
-    rows = hub_rows([["été"], ["red"]])
-    change(rows)
-    pq.write_table(pa.table(rows), tmp_path / "d.parquet")
-    assert_refusal(message, read_squad, tmp_path / "d.parquet")
 
 
 def test_predictions_and_odds_that_are_none_are_refused(tmp_path: Path) -> None:
