@@ -94,7 +94,8 @@ class FetchGlue(DataOptions):
         names = tuple(dict.fromkeys(map(normalize_name, self.task))) or GLUE
         items = Hub(name=HUB_GLUE, config_name="*", endpoint=self.mirror).list_items(Path())
         parts = [(item.path.parent.name, item) for item in items]
-        if missing := sorted({*names} - {part for part, _ in parts}):
+        missing = sorted({*names} - {part for part, _ in parts})
+        if missing:
             raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
         for part, item in parts:
             if part in names:
