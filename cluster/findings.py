@@ -6,16 +6,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from statistics import median, median_low
+from statistics import median
 
 from cluster.health import CPU, LINK, Health
 from data_prep.common.terminal import make_table, open_console
 from pretraining.processes.ending import Code
 
 USERS = ("data", "device", "disk", "recipe")  # checks whose failure on all nodes is for the user to mend
-SLOW, SLOW_LINK, SKEW = 0.7, 0.5, 5.0  # shares of the median; seconds
+SLOW, SLOW_LINK = 0.7, 0.5  # shares of the median
 MANY = 16  # the number of nodes above which the table shows unfit ones alone
-COLUMNS = ("node", ">ranks", "device", ">TFLOP/s", ">GB/s within", ">GB/s to others", ">GB free", ">MB/s written")
+COLUMNS = ("node", ">ranks", "device", ">TFLOP/s", ">GB/s within", ">GB/s to others", ">GB free")
 
 
 @dataclass
@@ -43,7 +43,7 @@ class Findings:
         """Whether all ranks can work together, even if slowly."""
         return not self.broken and not self.mend
 
-    def blame(self, name: str, reason: str, broken: bool = True) -> None:
+    def mark_unfit(self, name: str, reason: str, broken: bool = True) -> None:
         """Marks a node as unfit."""
         self.unfit[name].append(reason)
         self.broken |= broken
@@ -56,18 +56,16 @@ class Findings:
         return told
 
 
-def compare_reports(reports: Sequence[Health], slow: float | None) -> Findings:
+def compare_reports(reports: Sequence[Health]) -> Findings:
     """Compares the reports so far, which takes milliseconds for a thousand ranks."""
     found = Findings({report.node: [] for report in reports})
     for report in reports:
         found.nodes[report.node].append(report)
-        found.notes += [f"{report.node}: {note}" for note in report.notes]
     find_differences(found)
     find_faults(found)
-    find_skew(found)
     if found.is_sound:  # a fault may be the cause of slowness
         on_cpus = reports[0].same.get("device") == CPU  # which may have other work, so that slow ones are only noted
-        find_slow_devices(found, SLOW if slow is None else slow, spared=on_cpus and slow is None)
+        find_slow_devices(found, spared=on_cpus)
         find_slow_links(found)
         find_slow_inner_links(found, spared=on_cpus)
     return found
@@ -87,7 +85,7 @@ def find_differences(found: Findings) -> None:
             found.mend.append(f"{what}: {shown}\nall nodes need the same")
         else:
             for name, value in odd.items():
-                found.blame(name, f"{what} is {value}, and {usual} on most nodes")
+                found.mark_unfit(name, f"{what} is {value}, and {usual} on most nodes")
 
 
 def find_faults(found: Findings) -> None:
@@ -101,14 +99,14 @@ def find_faults(found: Findings) -> None:
             found.mend.append(f"{what}: {next(iter(texts.values()))}")
         elif what != LINK:  # a link fails at both ends
             for name, text in texts.items():
-                found.blame(name, f"{what}: {text}")
+                found.mark_unfit(name, f"{what}: {text}")
 
 
-def find_slow_devices(found: Findings, share: float, spared: bool) -> None:
+def find_slow_devices(found: Findings, spared: bool) -> None:
     """Finds slow nodes by their slowest rank."""
     rates = {name: min(report.rate for report in reports) for name, reports in found.nodes.items()}
     usual = median(report.rate for reports in found.nodes.values() for report in reports)
-    blame_slow(found, rates, share, usual, "its matrix throughput is", spared)
+    mark_slow_nodes(found, rates, SLOW, usual, "its matrix throughput is", spared)
 
 
 def find_slow_links(found: Findings) -> None:
@@ -116,9 +114,9 @@ def find_slow_links(found: Findings) -> None:
     best = {name: link for name, reports in found.nodes.items() if (link := find_best_link(reports)) is not None}
     for name in [name for name, link in best.items() if not link]:
         why = next((report.faults[LINK] for report in found.nodes[name] if LINK in report.faults), "")
-        found.blame(name, f"nothing comes through to its neighbours: {why}")
+        found.mark_unfit(name, f"nothing comes through to its neighbours: {why}")
     working = {name: link for name, link in best.items() if link}
-    blame_slow(found, working, SLOW_LINK, median(best.values() or [0.0]), "its links reach", spared=False)
+    mark_slow_nodes(found, working, SLOW_LINK, median(best.values() or [0.0]), "its links reach", spared=False)
 
 
 def find_slow_inner_links(found: Findings, spared: bool) -> None:
@@ -127,10 +125,10 @@ def find_slow_inner_links(found: Findings, spared: bool) -> None:
     worst = {name: link for name, reports in found.nodes.items() if (link := find_inner_link(reports)) is not None}
     every = [link for reports in found.nodes.values() for report in reports for link in report.inside if link]
     usual = median(worst.values() if len(worst) > 1 else every or [0.0])
-    blame_slow(found, worst, SLOW_LINK, usual, "a link between its ranks reaches", spared or len(worst) == 1)
+    mark_slow_nodes(found, worst, SLOW_LINK, usual, "a link between its ranks reaches", spared or len(worst) == 1)
 
 
-def blame_slow(
+def mark_slow_nodes(
     found: Findings, speeds: Mapping[str, float], share: float, usual: float, what: str, spared: bool
 ) -> None:
     """Marks nodes as unfit whose speed is below a share of the usual one; if `spared`, they are only noted."""
@@ -140,7 +138,7 @@ def blame_slow(
             if spared:
                 found.notes.append(f"{name}: {reason}")
             else:
-                found.blame(name, reason, broken=False)
+                found.mark_unfit(name, reason, broken=False)
 
 
 def find_inner_link(reports: Sequence[Health]) -> float | None:
@@ -155,20 +153,7 @@ def find_best_link(reports: Sequence[Health]) -> float | None:
     return max((min(own) for own in rounds if own), default=None)
 
 
-def find_skew(found: Findings) -> None:
-    """Finds clocks that differ. All ranks were in the meeting at one moment; a clock that shows none such is off.
-
-    A wrong clock spoils logs and time limits, but no training.
-    """
-    clocks = {name: reports[0].met for name, reports in found.nodes.items()}
-    usual_begin, usual_end = (median_low(clock[at] for clock in clocks.values()) for at in range(2))
-    for name, (begin, end) in clocks.items():
-        ahead = max(begin - usual_end, 0.0) or min(end - usual_begin, 0.0)
-        if abs(ahead) > SKEW:
-            found.notes.append(f"{name}: its clock is {abs(ahead):.0f} s {'ahead' if ahead > 0 else 'behind'}")
-
-
-def show(found: Findings, seconds: float) -> None:
+def print_findings(found: Findings, seconds: float) -> None:
     """Prints a line for each node (of many, for the unfit ones), one for all together, and the faults."""
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
     table, reports = make_table(*COLUMNS, padding=(0, 2, 0, 0)), list(chain(*found.nodes.values()))
@@ -178,8 +163,7 @@ def show(found: Findings, seconds: float) -> None:
     if len(found.nodes) > 1:
         table.add_row(f"the least of {len(found.nodes)}", *format_figures(reports))
     console.print(table)
-    bandwidth, latency = reports[0].all_reduce
-    speed = f"all-reduce {bandwidth / 1e9:.2f} GB/s, latency {1e3 * latency:.2f} ms; " if latency else ""
+    speed = f"all-reduce {reports[0].all_reduce / 1e9:.2f} GB/s; " if reports[0].all_reduce else ""
     console.print(f"{speed}{seconds:.1f} s in all")
     for note in found.notes + ([] if found.code else found.explain()):
         errors.print(f"warning: {note}", markup=False)
@@ -190,12 +174,11 @@ def show(found: Findings, seconds: float) -> None:
 def format_figures(reports: Sequence[Health]) -> list[str]:
     """Formats the figures of ranks for the table: the lowest of each."""
     inside, link = find_inner_link(reports), find_best_link(reports)
-    disks = [report for report in reports if report.free is not None]
+    free = [report.free for report in reports if report.free is not None]
     return [
         str(len(reports)),
         reports[0].same.get("device", "?"),
         f"{min(report.rate for report in reports) / 1e12:.3g}",
         *("" if speed is None else f"{speed / 1e9:.3g}" for speed in (inside, link)),
-        f"{min(report.free or 0.0 for report in disks) / 1e9:,.0f}" if disks else "",
-        f"{min(report.written for report in disks) / 1e6:,.0f}" if disks else "",
+        f"{min(free) / 1e9:,.0f}" if free else "",
     ]

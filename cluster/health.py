@@ -6,16 +6,14 @@ import hashlib
 import os
 import platform
 import shutil
-import subprocess
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -34,11 +32,9 @@ Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
 FOLDERS, SOURCES = ("data_prep", "pretraining", "finetuning", "cluster"), {".py", ".toml", ".cpp", ".h"}
 CPU, LINK, INSIDE = "CPU", "link", "links within the node"
-BLOCK, MOST, WRITE_SECONDS = 8 << 20, 128 << 20, 0.7  # bytes of a write and of all writes, and their time limit
+BLOCK = 8 << 20  # bytes that are written to try a disk
 CHECKPOINTS, BYTES = 2, 12  # number of checkpoints that need room, and their bytes a parameter
 TAKEN, CONTEXT = 0.1, 2 << 30  # share of a GPU's memory, and bytes, that may be in use before: CUDA itself needs some
-SLOWED = 0x8 | 0x20 | 0x40 | 0x80  # nvidia-smi's bits for a clock that hardware, heat or power slows down
-REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # of newer and of older drivers
 ROUNDS, REPEATS = 3, 5
 
 
@@ -47,18 +43,14 @@ class Health:
     """The report of a rank. The first rank of a node also reports on the node."""
 
     node: str
-    met: tuple[float, float]  # when it entered and left the meeting of all ranks, by its own clock
     same: dict[str, str] = field(default_factory=dict)  # what must be equal on all nodes: code, data, versions, GPUs
     faults: dict[str, str] = field(default_factory=dict)  # messages of failed checks, by check
     gone: bool = False  # whether the data is missing altogether
-    notes: list[str] = field(default_factory=list)
     rate: float = 0.0  # FLOP/s of matrix products
     free: float | None = None  # free bytes, if this rank can write into the folder of the run
-    written: float = 0.0  # bytes a second, there
     links: list[float | None] = field(default_factory=list)  # bytes a second to a neighbour, by round; 0 for nothing
     inside: list[float | None] = field(default_factory=list)  # the same to ranks of its node
-    all_reduce: tuple[float, float] = (0.0, 0.0)  # bytes a second on the bus; seconds for a single number
-    seconds: dict[str, float] = field(default_factory=dict)  # by check
+    all_reduce: float = 0.0  # bytes a second on the bus
 
     def run_check(self, deadline: float, part: str, work: Callable[[], Result]) -> Result | None:
         """Runs a check in a thread, since a broken GPU, network or disk may never answer. A failure becomes a fault."""
@@ -71,15 +63,13 @@ class Health:
             self.faults[part] = f"no answer in {deadline - start:.0f} s"
         except (UserError, OSError, RuntimeError) as error:
             self.faults[part] = str(error) if isinstance(error, UserError) else str(error).partition("\n")[0]
-        finally:
-            self.seconds[part] = round(self.seconds.get(part, 0.0) + time.monotonic() - start, 3)
         return None
 
 
 def describe_code() -> dict[str, str]:
     """Returns a digest of the code and recipes as this node sees them, and the versions of the libraries."""
     digest, driver = hashlib.sha256(), Path("/sys/module/nvidia/version")
-    for path in sorted(path for folder in FOLDERS for path in _sources(ROOT / folder)):
+    for path in sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in SOURCES):
         digest.update(f"{path.relative_to(ROOT)}\n".encode() + path.read_bytes())
     nccl = torch.cuda.nccl.version() if torch.cuda.is_available() else ()  # type: ignore[no-untyped-call]
     return {
@@ -90,19 +80,6 @@ def describe_code() -> dict[str, str]:
         "driver": driver.read_text().strip() if driver.exists() else "none",
         "NCCL": ".".join(map(str, nccl)) or "none",
     }
-
-
-def _sources(folder: Path) -> Iterator[Path]:
-    """Yields the files of code and recipes in a folder. Skips __pycache__, where files come and go while other
-    processes start."""
-
-    def fail(error: OSError) -> None:
-        if not isinstance(error, FileNotFoundError):  # a missing folder changes the digest
-            raise error
-
-    for place, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        yield from (path for path in map(Path(place).joinpath, names) if path.suffix in SOURCES)
 
 
 def check_data(folder: Path) -> Manifest:
@@ -117,38 +94,32 @@ def check_data(folder: Path) -> Manifest:
     return manifest
 
 
-def try_disk(folder: Path) -> tuple[float, float]:
-    """Returns the free bytes of a folder's file system, and the bytes a second that are written there with fsync.
+def try_disk(folder: Path) -> float:
+    """Writes some bytes into a folder, and returns the free bytes of its file system.
 
     The file has no name, so that nothing of it remains however this process ends.
     """
-    block, written, start = os.urandom(BLOCK), 0, time.perf_counter()
     with writable(folder, "\nmake room, or name another --out"):
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            while written < MOST and time.perf_counter() - start < WRITE_SECONDS:
-                written += file.write(block)
-                os.fsync(file.fileno())
-    return free, written / (time.perf_counter() - start)
+            file.write(os.urandom(BLOCK))
+            os.fsync(file.fileno())
+    return free
 
 
 def check_recipe(
     free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int, per_node: int
-) -> str | None:
+) -> None:
     """Raises UserError if the disk has no room for checkpoints, or if ranks of several nodes would share a model
-    unasked. Returns a note if they do. Does not look up the sizes of a base model."""
+    unasked. Does not look up the sizes of a base model."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
-    tensor, across_nodes = settings.parallel.tensor, settings.parallel.across_nodes
-    if (fault := find_crossing(tensor, per_node, across_nodes)) is not None:
+    if (fault := find_crossing(settings.parallel.tensor, per_node, settings.parallel.across_nodes)) is not None:
         raise UserError(fault)
     needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(manifest))
     if settings.base_model is None and free < needed:
         told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"
         raise UserError(f"{told}\nmake room, or name another --out")
-    if tensor <= per_node:
-        return None
-    return f"{tensor // per_node} nodes share a model: every layer waits for sums between them"
 
 
 def describe_gpu(report: Health, device: torch.device) -> str:
@@ -157,28 +128,9 @@ def describe_gpu(report: Health, device: torch.device) -> str:
         return CPU
     free, total = torch.cuda.mem_get_info(device)
     found, taken = torch.cuda.get_device_properties(device), total - free - torch.cuda.memory_reserved(device)
-    errors, reasons = ask_nvidia_smi(str(found.uuid))
-    if errors or taken > max(TAKEN * total, CONTEXT):
-        report.faults["GPU"] = f"{errors} uncorrected ECC errors, {taken / 2**30:.1f} GiB taken by other programs"
-    if reasons & SLOWED:
-        report.notes.append(f"GPU {device.index} is slowed down: nvidia-smi says {reasons:#x}")
+    if taken > max(TAKEN * total, CONTEXT):
+        report.faults["GPU"] = f"{taken / 2**30:.1f} GiB are taken by other programs"
     return f"{torch.cuda.device_count()} x {found.name}, {total / 2**30:.0f} GiB, {found.major}.{found.minor}"
-
-
-def ask_nvidia_smi(uuid: str) -> tuple[int, int]:
-    """Returns a GPU's uncorrected ECC errors since its driver was loaded, and the bits of what slows down its clock; 0
-    if nvidia-smi is missing or does not know."""
-    for reasons in REASONS:
-        query = f"--query-gpu=ecc.errors.uncorrected.volatile.total,{reasons}"
-        command = ["nvidia-smi", f"--id=GPU-{uuid}", query, "--format=csv,noheader,nounits"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        except (FileNotFoundError, subprocess.TimeoutExpired):
-            break
-        if done.returncode == 0:
-            errors, _, bits = (word.strip() for word in done.stdout.partition(","))
-            return int(errors) if errors.isdigit() else 0, int(bits, 16) if bits.startswith("0x") else 0
-    return 0, 0
 
 
 def find_partners(names: Sequence[str], rank: int) -> list[int | None]:
@@ -217,12 +169,11 @@ def exchange(other: int, device: torch.device, group: Any) -> float:
     return 2 * payload.nbytes / min(time_repeats(there_and_back, device))
 
 
-def reduce_all(device: torch.device, group: Any) -> tuple[float, float]:
-    """Measures the bus bandwidth of an all-reduce in bytes a second, and the seconds of one of a single number."""
-    large, small = torch.zeros((16 if device.type == "cuda" else 1) << 20, device=device), torch.zeros(1, device=device)
-    seconds = min(time_repeats(lambda: dist.all_reduce(large, group=group), device))
-    latency = median(time_repeats(lambda: dist.all_reduce(small, group=group), device))
-    return 2 * (1 - 1 / dist.get_world_size()) * large.nbytes / seconds, latency
+def reduce_all(device: torch.device, group: Any) -> float:
+    """Measures the bus bandwidth of an all-reduce in bytes a second."""
+    payload = torch.zeros((16 if device.type == "cuda" else 1) << 20, device=device)
+    seconds = min(time_repeats(lambda: dist.all_reduce(payload, group=group), device))
+    return 2 * (1 - 1 / dist.get_world_size()) * payload.nbytes / seconds
 
 
 def time_repeats(work: Callable[[], object], device: torch.device) -> list[float]:

@@ -87,8 +87,6 @@ class QueuedJob:
     """why it waits: Resources, Priority, Dependency, …; "None" if it does not"""
     nodes: str
     """such as node[1-2]; empty while it waits"""
-    excluded: str = ""
-    """the nodes that it may not use"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def ask_queue(jobs: Collection[str]) -> Queue:
     ids = ",".join(sorted(job for job in jobs if re.fullmatch(r"\d+(_\d+)?", job, re.ASCII)))
     if not ids or shutil.which("squeue") is None:
         return Queue(None)
-    command = ["squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%i|%T|%r|%N|%x"]
+    command = ["squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%i|%T|%r|%N"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired:
@@ -116,5 +114,5 @@ def ask_queue(jobs: Collection[str]) -> Queue:
     if done.returncode and "Invalid job id" not in done.stderr:  # so it calls a job that has ended some time ago
         told = done.stderr.strip() or f"exit code {done.returncode}"
         return Queue(None, f"squeue: {told.splitlines()[-1].removeprefix('squeue: ')}")
-    rows = [line.strip().replace("(null)", "").split("|") for line in done.stdout.splitlines()]
-    return Queue({row[0]: QueuedJob(*row) for row in rows if len(row) in (4, 5)})
+    rows = [line.strip().split("|") for line in done.stdout.splitlines()]
+    return Queue({row[0]: QueuedJob(*row) for row in rows if len(row) == 4})

@@ -1,9 +1,8 @@
-"""Panels of runs in a terminal: progress, figures, and the curve of the loss."""
+"""Panels of runs in a terminal: progress and figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from statistics import fmean
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -21,9 +20,6 @@ COLOURS = {"queued": "yellow", "starting": "cyan", "running": "green", "done": "
 """The colours of states; all others are red."""
 GOING_ON = ("queued", "starting", "running", "stopped")
 """States in which the remaining time is shown."""
-BLOCKS = " ▁▂▃▄▅▆▇█"
-HEIGHT, WIDEST = 3, 100
-"""Lines of a curve, and its largest number of columns."""
 MARGIN = 2
 NAMES = len("ended with") + 2
 """Width of the column of names."""
@@ -31,17 +27,13 @@ NAMES = len("ended with") + 2
 
 def build_panel(status: RunStatus, width: int) -> RenderableType:
     """Builds the panel of a run, about ten lines of this width."""
-    room = width - MARGIN - NAMES
     left = status.last_line.get("seconds_left") if status.state in GOING_ON else None
     table = Table.grid(padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True, width=NAMES - 2)
-    table.add_row("progress", draw_progress("step", status.step, status.total_steps, left, room))
+    table.add_row("progress", draw_progress("step", status.step, status.total_steps, left, width - MARGIN - NAMES))
     for name, text in describe_run(status).items():
         if text:
             table.add_row(name, Text(text))
-    if status.losses:
-        for mark, line in draw_curve(status.losses, min(WIDEST, room)):
-            table.add_row(f"{mark:>{NAMES - 2}}", Text(line, "cyan", no_wrap=True))
     return frame_table(status.run, status.state, status.why, table)
 
 
@@ -96,12 +88,7 @@ def describe_files(status: RunStatus) -> Iterator[str]:
 
 def describe_job(job: QueuedJob) -> str:
     """Describes a job in the queue."""
-    if job.nodes:
-        return f"{job.job} {job.state} on {job.nodes}"
-    waits = f"{job.job} {job.state}: {job.reason}"
-    if job.excluded:
-        waits += f", without {job.excluded}; scontrol update JobId={job.job} ExcNodeList= lets it use all nodes"
-    return waits
+    return f"{job.job} {job.state} on {job.nodes}" if job.nodes else f"{job.job} {job.state}: {job.reason}"
 
 
 def describe_restarts(notes: JobNotes) -> str:
@@ -110,25 +97,3 @@ def describe_restarts(notes: JobNotes) -> str:
         return "none"
     before = "an end that was not noted" if notes.code_before is None else explain_code(notes.code_before)
     return f"{notes.restarts}, the last after {before}"
-
-
-def draw_curve(losses: Sequence[tuple[int, float]], width: int) -> list[tuple[str, str]]:
-    """Draws losses over all steps as lines of block characters, the highest first, each with its mark on the scale.
-
-    The highest tenth is cut off: the steep beginning would press all that follows into the lowest line.
-    """
-    first, last = losses[0][0], losses[-1][0]
-    columns: list[list[float]] = [[] for _ in range(width)]
-    for step, loss in losses:
-        columns[(step - first) * width // (last - first + 1)].append(loss)
-    means = [fmean(column) if column else None for column in columns]
-    ordered = sorted(mean for mean in means if mean is not None)
-    low, high = ordered[0], ordered[len(ordered) * 9 // 10]
-    levels, level, steps = [], 0, len(BLOCKS) - 1
-    for mean in means:
-        if mean is not None:  # without a logged step, the curve continues at its level
-            share = min(1.0, (mean - low) / (high - low)) if high > low else 0.5
-            level = max(1, round(share * steps * HEIGHT))
-        levels.append(level)
-    lines = ["".join(BLOCKS[max(0, min(steps, level - steps * row))] for level in levels) for row in range(HEIGHT)]
-    return list(zip([f"≥ {high:.2f}", *[""] * (HEIGHT - 2), f"{low:.2f}"], reversed(lines), strict=True))

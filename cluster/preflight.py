@@ -35,7 +35,7 @@ import torch.distributed as dist
 import tyro
 
 from cluster import health
-from cluster.findings import Findings, compare_reports, show
+from cluster.findings import Findings, compare_reports, print_findings
 from cluster.health import INSIDE, LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import patience, replacing, write_json
@@ -53,11 +53,10 @@ from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops
 from pretraining.train import Train
 
-FOLDER, KEPT = EXCLUDE.parent, 20  # folder of reports, and how many are kept
+FOLDER = EXCLUDE.parent  # of reports
 STORAGE = {"data", "disk"}
 AGAIN_SECONDS, FEW = 5.0, 3  # pause between checks of storage, and their number while only some nodes miss it
 LONGEST = 86400.0  # largest --patience, in seconds
-SCARCE = 10e9  # free bytes below which to warn, without a recipe that tells the size of checkpoints
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,6 @@ class Preflight:
     """Folder of the run."""
     recipe: Path | None = None
     """The recipe of the training that follows, which says how much room checkpoints need."""
-    slow: float | None = None
-    """Leave out nodes below this share of the median matrix throughput; 0: none (default: 0.7; on CPUs a warning)."""
     patience: float = 120.0
     """Seconds after which nodes that do not answer are named."""
 
@@ -97,29 +94,28 @@ class NodeWatch(Watch):
     def _leave_out(self, ranks: Sequence[int], reason: str) -> list[str]:
         found = Findings({name: [] for name in self._names})
         for rank in ranks:
-            found.blame(self._names[rank], reason)
+            found.mark_unfit(self._names[rank], reason)
         write_report(self._out, found)
         return found.excluded
 
 
-def inspect(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
+def inspect_nodes(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     """Runs all checks together with the other ranks. Each rank gets all reports, and draws the same conclusions."""
     start, limit = time.monotonic(), wanted.patience / 4
     torch.set_num_threads(default_threads(world))
     # By gloo, since GPUs may not work.
     connect(world, torch.device("cpu"), wanted.patience, wanted.patience, wanted.out)
-    came = time.time()
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
-    report = Health(names[world.rank], (came, time.time()), seconds={"meeting": round(time.monotonic() - start, 3)})
+    report = Health(names[world.rank])
     with NodeWatch(world, wanted.patience, names, wanted.out):
         device = check_rank(report, wanted, overrides, world, limit)
-        reports = recheck(report, wanted, overrides, world, limit)
-        if compare_reports(reports, wanted.slow).is_sound:
+        reports = recheck_storage(report, wanted, overrides, world, limit)
+        if compare_reports(reports).is_sound:
             try_network(report, device, names, limit)
             reports = gather_reports(report)
-        found = compare_reports(reports, wanted.slow)
+        found = compare_reports(reports)
         if world.rank == 0:
-            show(found, time.monotonic() - start)
+            print_findings(found, time.monotonic() - start)
         if world.rank in [rank for rank, own in enumerate(reports) if own.free is not None][:1]:
             write_report(wanted.out, found)
     if found.code == Code.DONE:
@@ -142,22 +138,20 @@ def check_rank(report: Health, wanted: Preflight, overrides: Sequence[str], worl
 
 def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequence[str], world: World) -> None:
     """Checks what all nodes share: the run's folder, the code and the data."""
-    free, report.written = run("disk", lambda: health.try_disk(wanted.out)) or (None, 0.0)
+    report.free = free = run("disk", lambda: health.try_disk(wanted.out))
     report.same |= run("code", health.describe_code) or {}
     manifest, recipe = run("data", lambda: health.check_data(wanted.data)), wanted.recipe
     if manifest:
         report.same["data"] = manifest.fingerprint[:12]
     if free is not None and manifest and recipe:
         sizes = (world.size, world.local_size)
-        note = run("recipe", lambda: health.check_recipe(free, recipe, overrides, manifest, *sizes))
-        report.notes += [note] if note else []
-    elif free is not None and free < SCARCE:
-        report.notes.append(f"{wanted.out}: only {free / 1e9:,.1f} GB are free")
-    report.free = free
+        run("recipe", lambda: health.check_recipe(free, recipe, overrides, manifest, *sizes))
     report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
 
 
-def recheck(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> list[Health]:
+def recheck_storage(
+    report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
+) -> list[Health]:
     """Repeats the checks of data and disk while they fail on some nodes: shared storage vanishes and returns for all
     nodes, but not at the same moment. If all nodes have lost it, the job waits. Returns all reports."""
     checks, parted, reports = 0, 0, gather_reports(report)
@@ -205,8 +199,8 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
 
 
 def write_report(out: Path, found: Findings) -> None:
-    """Writes the report of this start and the nodes that the next one leaves out; removes old reports."""
-    folder, ranks = out / FOLDER, [asdict(report) for own in found.nodes.values() for report in own]
+    """Writes the report of this start and the nodes that the next one leaves out."""
+    ranks = [asdict(report) for own in found.nodes.values() for report in own]
     job, restart = os.environ.get("SLURM_JOB_ID", "local"), os.environ.get("SLURM_RESTART_COUNT", "0")
     content = {"code": found.code, "excluded": found.excluded, "reasons": found.explain(), "notes": found.notes}
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -215,9 +209,7 @@ def write_report(out: Path, found: Findings) -> None:
         if found.excluded:
             with replacing(out / EXCLUDE) as file:
                 file.write("".join(f"{name}\n" for name in found.excluded).encode())
-        write_json(folder / f"{job}-{restart}.json", {"time": now, **content, "ranks": ranks})
-        for old in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            old.unlink(missing_ok=True)
+        write_json(out / FOLDER / f"{job}-{restart}.json", {"time": now, **content, "ranks": ranks})
     except (UserError, OSError) as error:
         open_console(stderr=True, soft_wrap=True).print(f"warning: {error}", markup=False)
 
@@ -235,7 +227,7 @@ def main(arguments: list[str]) -> int:
         if overrides:  # beside them a job may have options of train.py
             words = ["--recipe", str(wanted.recipe), *overrides]
             overrides = tyro.cli(Train, args=words, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,))[1]
-        code = inspect(wanted, overrides, ending.world)
+        code = inspect_nodes(wanted, overrides, ending.world)
     return ending.code or code
 
 

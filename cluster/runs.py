@@ -12,14 +12,14 @@ from typing import Any, Literal, TypeVar
 from cluster.jobs import JOBS, LARGEST, JobNotes, Queue, QueuedJob
 from data_prep.common.codes import ENDED, Code, explain_code
 from data_prep.common.errors import UserError
-from data_prep.common.files import absence, is_stream, open_at_once, read_table
+from data_prep.common.files import absence, open_at_once, read_table
 from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, list_finished, parse_step
 from pretraining.config.settings import Recipe
-from pretraining.reporting.metrics_file import METRICS, read_newest_records, read_step_records
+from pretraining.reporting.metrics_file import METRICS, read_newest_records
 from pretraining.training.skips import read_skips
 
 Value = TypeVar("Value")
@@ -31,8 +31,6 @@ COUNTS = ("step", "phase")
 """Keys of metrics.jsonl that have whole numbers."""
 DEPTH = 3
 """The number of levels below a named folder that are searched for runs."""
-PLACES = 200
-"""The number of records that are read of a long metrics.jsonl for its curve."""
 LATE, LATE_SECONDS = 3, 120.0
 """A run is silent if its next line takes LATE times as long as lines usually do, and at least LATE_SECONDS."""
 SKEW_SECONDS = 5.0
@@ -70,8 +68,6 @@ class RunStatus:
     """the job of the last start, if it waits or runs"""
     ended: dict[str, Any] | None
     """content of ended.json: code, reason, rank, time"""
-    losses: list[tuple[int, float]]
-    """steps with their training losses: all of them, or a sample"""
     state: State = "running"
     why: str = ""
     """the reason for the state, in words"""
@@ -109,18 +105,13 @@ def is_run(folder: Path) -> bool:
     """Whether a folder is one of pre-training: runs of fine-tuning have metrics too, but no recipe and no phases."""
     if not any(os.path.exists(folder / name) for name in (METRICS, JOBS)):  # Path.exists raises in others' folders
         return False
-    if os.path.exists(folder / RECIPE) or is_stream(folder / METRICS):
+    if os.path.exists(folder / RECIPE):
         return True
     if folder.parent.name == "jobs":  # where a job of fine-tuning notes its starts
         return False
     if (folder / METRICS).exists():
         return any("phase" in line for line in read_newest_lines(folder).values())
     return not (folder / RESULTS).exists() and not any(folder.glob(f"*/*/{BEGUN}"))
-
-
-def find_pipes(run: Path) -> list[Path]:
-    """Finds pipes and devices that have the names of a run's files, and reads none: a reader might wait for ever."""
-    return [run / name for name in (METRICS, JOBS, RECIPE, LOCK) if is_stream(run / name)]
 
 
 def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> RunStatus:
@@ -152,7 +143,6 @@ def read_run(run: Path, notes: JobNotes | None, queue: Queue, now: float) -> Run
         notes=notes,
         job=(queue.jobs or {}).get(notes.job) if notes else None,
         ended=read_end(run / ENDED, max(started, oldest_end)),
-        losses=read_or([], lambda: read_losses(run)),
     )
     gone = find_deserter(run / LOCK) if read_time(run / LOCK) >= started else None
     state, why = find_state(status, recipe, queue, gone, max(started, read_time(run / RECIPE)), now)
@@ -223,12 +213,6 @@ def read_end(path: Path, started: float) -> dict[str, Any] | None:
     seconds = read_or(-1.0, lambda: datetime.fromisoformat(ended["time"]).timestamp())
     sound = is_count(ended.get("code")) and isinstance(ended.get("reason"), str)
     return {**ended, "seconds": seconds} if sound and seconds >= started else None
-
-
-def read_losses(run: Path) -> list[tuple[int, float]]:
-    """Reads the curve of the training loss."""
-    curve = [(logged.step, logged.figures["loss"]) for logged in read_step_records(run / METRICS, PLACES)]
-    return [(step, loss) for step, loss in curve if is_count(step) and is_number(loss)]
 
 
 def read_newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, dict[str, Any]]:

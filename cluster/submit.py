@@ -20,18 +20,16 @@ if __name__ == "__main__":
     begin(oldest=(3, 9))
 
 import argparse
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS as GLUE
-from finetuning.files.splits import find_task
 
 CLUSTER = Path("cluster")
 """Relative to Cloze's folder, in which jobs are submitted and run."""
@@ -126,8 +124,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     recipe = wanted.recipe or site.get("CLOZE_RECIPE") or own[1]
     shards = wanted.shards or site.get("CLOZE_SHARDS") or f"data/{Path(text).name}"
     run = wanted.run or site.get("CLOZE_RUN") or f"runs/{Path(recipe).stem}"
-    named = read_tasks(wanted.tasks, site)
-    names = find_tasks(named, site) if "finetune" in steps else named or list(GLUE)
+    names = find_tasks(wanted.tasks or site.get("CLOZE_TASKS", "").split())
     of_site = ("CLOZE_SEEDS", site.get("CLOZE_SEEDS", "5"))
     seeds = read_number(*(of_site if wanted.seeds is None else ("--seeds", wanted.seeds)))
     model = run if wanted.run else site.get("CLOZE_MODEL", run)
@@ -196,55 +193,52 @@ def check_plan(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str
     for word in words if "pretrain" in variables else ():
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
             raise UserError(f"{word}: only for train.py --check; leave it out")
-    check_arguments(jobs, site)
+    if "finetune" in variables:
+        require_data(variables["finetune"]["CLOZE_TASKS"].split(), site)
+    for job in jobs:
+        if job.step == "pretrain":
+            check_training(job, site, has_shards="prepare" not in variables)
 
 
-def read_tasks(wanted: Sequence[str], site: Mapping[str, str]) -> Sequence[str]:
-    """Returns the tasks that --tasks names, or else CLOZE_TASKS; UserError if one is named twice."""
-    flag, named = ("--tasks", wanted) if wanted else ("CLOZE_TASKS", site.get("CLOZE_TASKS", "").split())
-    if len({*named}) < len(named):
-        raise UserError(f"{flag} {' '.join(named)}: {max(named, key=named.count)} is named twice")
-    return named
-
-
-def find_tasks(named: Sequence[str], site: Mapping[str, str]) -> list[str]:
-    """Returns the tasks to fine-tune on: those named, whose data must exist, or those of GLUE that are complete."""
+def find_tasks(named: Sequence[str]) -> list[str]:
+    """Returns the named tasks, each once, or all of GLUE; UserError for an unknown one."""
     unknown = [name for name in named if name not in (*GLUE, *OTHERS)]
     if unknown:
         raise UserError(f"--tasks {' '.join(unknown)}: there is {', '.join([*GLUE, *OTHERS])}")
-    looks = {name: find_fault(name, site) for name in named or GLUE}
-    faults = {name: fault for name, fault in looks.items() if fault}
-    if faults and (named or len(faults) == len(GLUE)):
-        raise UserError("\n".join(dict.fromkeys(faults.values())))
-    for name, fault in faults.items():
-        print(f"warning: {name} is left out: {fault}", file=sys.stderr)
-    return [name for name in named or GLUE if name not in faults]
+    return list(dict.fromkeys(named or GLUE))
 
 
-def find_fault(name: str, site: Mapping[str, str]) -> str:
-    """Describes missing data of a task, with the cure; empty if it is complete."""
-    place = "glue" if name in GLUE else name
-    places = [Path(base) / place for base in ("data", site.get("CLOZE_DATA", "data"))]
-    found = [folder for folder in places if folder.exists()]
-    if not found:
-        cure = f"python finetuning/fetch.py {place}" if name != "ner" else "docs/finetuning.md tells what it has"
-        return f"data/{place}: not there; {cure}"
-    try:
-        files = find_task(found[0], name) if name in GLUE else {}
-    except (UserError, OSError) as error:
-        return str(error)
-    empty = [str(path) for paths in files.values() for path in paths if not path.stat().st_size]
-    return f"{', '.join(empty)}: empty; fetch the task anew" if empty else ""
+def require_data(tasks: Sequence[str], site: Mapping[str, str]) -> None:
+    """Refuses tasks for which there is no folder of data."""
+    for place in dict.fromkeys("glue" if name in GLUE else name for name in tasks):
+        if not any((Path(base) / place).exists() for base in ("data", site.get("CLOZE_DATA", "data"))):
+            cure = f"python finetuning/fetch.py {place} fetches it (ner: see docs/finetuning.md)"
+            raise UserError(f"data/{place}: not there; {cure}")
 
 
-def check_arguments(jobs: Sequence[ChainJob], site: Mapping[str, str]) -> None:
-    """Lets the Python of the jobs check the recipe and the arguments of the jobs, if it is available here."""
+def check_training(job: ChainJob, site: Mapping[str, str], has_shards: bool) -> None:
+    """Lets train.py check recipe and words for the ranks of the job, with the Python of the jobs if it is available."""
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
         return
-    command = [python, "cluster/check_arguments.py", json.dumps([asdict(job) for job in jobs])]
-    run_program(command, {**os.environ, **site, "PYTHONPATH": os.getcwd()})
+    ranks, shards = count_ranks(job, site), ["--data", job.variables["CLOZE_SHARDS"]] if has_shards else []
+    words = ["--check", f"--ranks={ranks}", "--recipe", job.variables["CLOZE_RECIPE"], *shards, *job.words]
+    try:
+        run_program([python, "pretraining/train.py", *words], {**os.environ, **site, "PYTHONPATH": os.getcwd()})
+    except UserError as error:
+        told = f"\nthe job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS='--nodes=N --gpus-per-node=N' changes that"
+        raise UserError(f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards")) from None
+
+
+def count_ranks(job: ChainJob, site: Mapping[str, str]) -> int:
+    """Counts the ranks of a job on the fewest nodes that its script, the environment and its options allow."""
+    words = re.findall(r"^#SBATCH (\S+)", (CLUSTER / f"{job.script}.slurm").read_text(), re.MULTILINE)
+    words += [f"--gpus-per-node={site[name]}" for name in ("SBATCH_GPUS_PER_NODE",) if name in site]
+    given, own = " ".join(["--nodes=1 --gpus-per-node=1", *words, *job.options]), "CLOZE_RANKS_PER_NODE"
+    nodes = re.findall(r"(?:--nodes[= ]|(?<!\S)-N ?)(\d+)", given)[-1]
+    gpus = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", re.findall(r"--gpus-per-node[= ](\S+)", given)[-1])
+    return int(nodes) * read_number(own, site.get(own) or str(sum(map(int, gpus)) or 1))
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[str, str]:
@@ -288,7 +282,7 @@ def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:
     if not shutil.which("sbatch"):
         raise UserError("no sbatch here; log in to the cluster, or see the commands with --dry-run")
     shown, errors = run_program(command, environment)
-    ids = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown) or re.findall(r"(?<!\S)(\d+)(?:;\S*)?(?!\S)", shown)
+    ids = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown)
     if not ids:
         told = shown.strip() or errors.strip() or "nothing"
         raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")

@@ -15,15 +15,12 @@ if __name__ == "__main__":
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import write_json
-from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console, run_curable
 from finetuning.tasks.squad_rules import Numbers, evaluate_1, evaluate_2, read_by_id, read_squad
 
@@ -32,50 +29,42 @@ NAMED = 3
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class EvaluateSquad:
     """Prints the official figures of predictions for SQuAD."""
 
     data: Annotated[Path, tyro.conf.Positional]
-    """The questions with their answers: SQuAD's JSON, or the Parquet of the Hugging Face hub."""
+    """The questions with their answers, SQuAD's JSON."""
     predictions: Annotated[Path, tyro.conf.Positional]
     """JSON of ids with answers; in 2.0 an empty answer says that there is none."""
     null_odds: Path | None = None
     """JSON of ids with how sure it is that there is no answer (2.0 alone): a number each; finds the best thresholds."""
-    na_prob_thresh: float | None = None
-    """Answers whose odds are greater than this count as empty (default: 1, as in the official script)."""
-    out: Path | None = None
-    """Also write the figures into this file."""
-    replace: bool = False
-    """Replace a file that something else has made."""
+    na_prob_thresh: float = 1.0
+    """Answers whose --null-odds are greater than this count as empty, as in the official script."""
 
 
-def evaluate(wanted: Evaluate) -> tuple[Numbers, list[str]]:
+def evaluate(wanted: EvaluateSquad) -> tuple[Numbers, list[str]]:
     """Computes the figures; returns them with notes about missing or unknown ids."""
     data, given, null_odds = wanted.data, wanted.predictions, wanted.null_odds
-    squad, predictions = read_squad(data), read_by_id(given, str, "answers")
-    asked = [question.id for question in squad.questions]
+    (version, questions), predictions = read_squad(data), read_by_id(given, str, "answers")
+    asked = [question.id for question in questions]
     missing, unknown = [name for name in asked if name not in predictions], [*(predictions.keys() - {*asked})]
     notes = []
     if unknown:
         notes.append(f"{given}: {_name_ids(unknown)} no question of {data} has: left out")
-    if squad.version == "1.1":
-        if null_odds or wanted.na_prob_thresh is not None:
-            flag = "--null-odds" if null_odds else "--na-prob-thresh"
-            raise UserError(f"{flag}: {data} is SQuAD 1.1, where every question has an answer: leave it out")
+    if version == "1.1":
+        if null_odds:
+            raise UserError(f"--null-odds: {data} is SQuAD 1.1, where every question has an answer: leave it out")
         if missing:
             notes.append(f"{given}: no answer for {_name_ids(missing)}: counted as wrong")
-        return evaluate_1(squad.questions, predictions), notes
+        return evaluate_1(questions, predictions), notes
     if missing:
         lacking = f"no answer for {_name_ids(missing)} of {data}"
         raise UserError(f'{given}: {lacking}: SQuAD 2.0 wants one for each question, "" where it has none')
     odds = read_by_id(null_odds, float, "odds") if null_odds else None
-    if odds is None and wanted.na_prob_thresh is not None:
-        raise UserError("--na-prob-thresh: is a limit of --null-odds, which names no file")
-    limit = 1.0 if wanted.na_prob_thresh is None else wanted.na_prob_thresh
     missing = [name for name in asked if odds is not None and name not in odds]
     if missing:
         raise UserError(f"{null_odds}: no odds for {_name_ids(missing)} of {data}: every question needs them")
-    return evaluate_2(squad.questions, predictions, odds, limit), notes
+    return evaluate_2(questions, predictions, odds, wanted.na_prob_thresh), notes
 
 
 def _name_ids(ids: Sequence[str]) -> str:
@@ -86,19 +75,15 @@ def _name_ids(ids: Sequence[str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = tyro.cli(EvaluateSquad, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
     return run_curable(lambda: print_figures(wanted))
 
 
-def print_figures(wanted: Evaluate) -> None:
-    """Prints the figures, with notes, and writes them where that is asked for."""
-    sources = [path for path in (wanted.data, wanted.predictions, wanted.null_odds) if path is not None]
-    with making([wanted.out], "evaluate_squad.py", sources, wanted.replace) if wanted.out else nullcontext():
-        numbers, notes = evaluate(wanted)
-        for note in notes:
-            open_console(stderr=True, soft_wrap=True).print(f"note: {note}", markup=False)
-        if wanted.out:
-            write_json(wanted.out, numbers)
+def print_figures(wanted: EvaluateSquad) -> None:
+    """Prints the figures, with notes."""
+    numbers, notes = evaluate(wanted)
+    for note in notes:
+        open_console(stderr=True, soft_wrap=True).print(f"note: {note}", markup=False)
     print(json.dumps(numbers, indent=2))
 
 

@@ -2,7 +2,7 @@
 """Fetches the data that models are compared on: the tasks of GLUE, SQuAD 1.1 and 2.0, SWAG, or makes a small task.
 
     python finetuning/fetch.py glue
-    python finetuning/fetch.py glue --task sst2 mrpc --from-hub
+    python finetuning/fetch.py glue --task sst2 mrpc
     python finetuning/fetch.py squad --version 1.1
     python finetuning/fetch.py swag
     python finetuning/fetch.py demo
@@ -20,9 +20,130 @@ if __name__ == "__main__":
 
     begin()
 
-from data_prep.fetching.client import run_entry
-from finetuning.fetching.demo_task import FetchDemo
-from finetuning.fetching.downloads import FetchGlue, FetchSquad, FetchSwag
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from data_prep.common.errors import Checks, UserError
+from data_prep.fetching.client import Client, FetchOptions, Item, is_address, run_entry
+from data_prep.fetching.servers import Hub
+from finetuning.demo_task import FetchDemo
+from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, normalize_name
+
+GLUE = (*FOLDERS, AX)
+"""The names of GLUE's tasks, as run_glue.py and the hub have them, and the diagnostic set."""
+HUB_GLUE = "nyu-mll/glue"
+SQUAD_SERVER = "https://rajpurkar.github.io/SQuAD-explorer/dataset"
+SQUAD = {
+    "1.1": {
+        "train-v1.1.json": "3527663986b8295af4f7fcdff1ba1ff3f72d07d61a20f487cb238a6ef92fd955",
+        "dev-v1.1.json": "95aa6a52d5d6a735563366753ca50492a658031da74f301ac5238b03966972c9",
+    },
+    "2.0": {
+        "train-v2.0.json": "68dcfbb971bd3e96d5b46c7177b16c1a4e7d4bdef19fb204502738552dede002",
+        "dev-v2.0.json": "80a5225e94905956a6446d296ca1093975c4d3b3260f1d6c8f68bc2ab77182d8",
+    },
+}
+"""The SHA-256 of SQuAD's files by their version, as in Hugging Face's catalogue of data sets and in ParlAI (2.0)."""
+SWAG_SERVER = "https://raw.githubusercontent.com/rowanz/swagaf/master/data"
+SWAG = {
+    "train.csv": "5748b51126ac255c5a6f26e1ba473b51116d6c822aeb25e63ecba282c9d0e610",
+    "val.csv": "c0497b2cd7f3e6b7df995524b1853f62285d60d110d659b19545ca80b2903234",
+    "test.csv": "a689a1a4e892a65ca625c1f0fcf77bcce004b59ad1caeb134ca5ec080a711cb6",
+}
+"""The SHA-256 of SWAG's files, as in Hugging Face's catalogue of data sets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataOptions(FetchOptions):
+    """Options of every data set."""
+
+    mirror: str | None = None
+    """Address of another server with the same files; of GLUE, of another hub (default: the official one)."""
+
+    def checks(self) -> Checks:
+        """Checks the address of the mirror."""
+        yield from super().checks()
+        yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {SQUAD_SERVER}"
+
+    def fetch_files(self, client: Client, server: str, files: Mapping[str, str], folder: Path) -> None:
+        """Fetches files of a server, with their checksums, into a folder."""
+        for name, checksum in files.items():
+            url = f"{(self.mirror or server).rstrip('/')}/{name}"
+            client.fetch(Item(url, folder / name, checksum, self.elsewhere))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchGlue(DataOptions):
+    """The tasks of GLUE, from the Hugging Face hub."""
+
+    out: Path | None = None
+    """Folder for the tasks (default: data/glue)."""
+    task: tuple[str, ...] = ()
+    """Tasks to fetch: cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli, ax (default: all)."""
+
+    def checks(self) -> Checks:
+        """Checks the names of tasks."""
+        yield from super().checks()
+        for given in self.task:
+            yield normalize_name(given) in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the tasks that are not there; returns the command that fine-tunes on them."""
+        out = self.out or Path("data/glue")
+        names = tuple(dict.fromkeys(map(normalize_name, self.task))) or GLUE
+        items = Hub(name=HUB_GLUE, config_name="*", endpoint=self.mirror).list_items(Path())
+        parts = [(item.path.parent.name, item) for item in items]
+        missing = sorted({*names} - {part for part, _ in parts})
+        if missing:
+            raise UserError(f"{HUB_GLUE}: has no {', '.join(missing)} on this hub")
+        for part, item in parts:
+            if part in names:
+                client.fetch(replace(item, path=out / FOLDERS.get(part, AX_FOLDER) / item.path.name))
+        trained = [name for name in names if name != AX]
+        chosen = ["--task", *trained] if self.task and trained else []
+        return build_command("run_glue.py", chosen, self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchSquad(DataOptions):
+    """The files of SQuAD, from rajpurkar.github.io."""
+
+    out: Path | None = None
+    """Folder for the files (default: data/squad)."""
+    version: tuple[str, ...] = tuple(SQUAD)
+    """Versions to fetch."""
+
+    def checks(self) -> Checks:
+        """Checks the versions."""
+        yield from super().checks()
+        yield self.version, f"--version: at least one of {', '.join(SQUAD)}"
+        for version in self.version:
+            yield version in SQUAD, f"--version {version}: there is {', '.join(SQUAD)}"
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the versions; returns the command that fine-tunes on the last of them."""
+        for version in self.version:
+            self.fetch_files(client, SQUAD_SERVER, SQUAD[version], self.out or Path("data/squad"))
+        return build_command("run_squad.py", ["--version", self.version[-1]], self.out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FetchSwag(DataOptions):
+    """The files of SWAG, from the repository of its authors."""
+
+    out: Path | None = None
+    """Folder for the files (default: data/swag)."""
+
+    def fetch(self, client: Client) -> str:
+        """Fetches the files; returns the command that fine-tunes on them."""
+        self.fetch_files(client, SWAG_SERVER, SWAG, self.out or Path("data/swag"))
+        return build_command("run_swag.py", [], self.out)
+
+
+def build_command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
+    """Builds the command that fine-tunes on the data; it finds the default folder by itself."""
+    return shlex.join(["python", f"finetuning/{script}", *chosen, *(["--data", str(folder)] if folder else [])])
 
 
 def main(arguments: list[str]) -> int:

@@ -25,7 +25,6 @@ prepare_process(small_steps=True)
 
 import json
 import os
-import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -33,12 +32,12 @@ from typing import Annotated, Any, BinaryIO, Literal
 
 import tyro
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
 from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
-from finetuning.prediction import Answer, FineTuned, Numbers, Row, Texts, count_things, find_fine_tuned, load
+from finetuning.prediction import Answer, Device, FineTuned, Numbers, Row, Texts, find_fine_tuned, load
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -78,7 +77,7 @@ class Predict:
     dtype: Numbers = "auto"
     """In which numbers the model computes; auto: those that the device is fast in. int8 is faster on a CPU, and less
     exact: look at the scores first."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Device = "auto"
     """Where it computes."""
 
 
@@ -92,10 +91,8 @@ def predict(wanted: Predict) -> None:
     """Reads, answers and writes rows in batches."""
     for path in wanted.files:
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
-            asked = shlex.join(["python", "finetuning/predict.py", str(wanted.model)])
-            says = f"; to ask about a text itself: echo {shlex.quote(str(path))} | {asked}"
-            cure = says if not path.suffix or " " in str(path) else ""
-            raise UserError(f"{path}: {absence(path)}{cure}")
+            asked = f"echo {quote(path)} | python finetuning/predict.py {quote(wanted.model)}"
+            raise UserError(f"{path}: {absence(path)}; to ask about a text itself: {asked}")
     folder = find_fine_tuned(wanted.model)
     with ExitStack() as stack:
         if wanted.out:
@@ -120,7 +117,7 @@ def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[
         at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
         rows: list[tuple[Asked, Texts]] = []
         characters = 0
-        for asked, texts in Rows(model, stream, path, wanted.format).read():
+        for asked, texts in RowReader(model, stream, path, wanted.format).read():
             rows.append((asked, texts))
             characters += sum(map(len, texts))
             if at_once or len(rows) == ROWS or characters >= CHARACTERS:
@@ -137,7 +134,7 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
     return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
 
 
-class Rows:
+class RowReader:
     """The rows of a file; faults are UserErrors with file and line."""
 
     def __init__(self, model: FineTuned, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
@@ -233,7 +230,7 @@ def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 def name_values(header: list[str], values: list[str], where: str) -> Row:
     """Maps the values of a row to their columns."""
     if len(values) != len(header):
-        raise UserError(f"{where}: {count_things(values, 'column')}; the first line names {len(header)}")
+        raise UserError(f"{where}: columns: {len(values)}; the first line names {len(header)}")
     return dict(zip(header, values, strict=True))
 
 

@@ -23,6 +23,7 @@ import torch
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError, quote
+from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Items
 from finetuning.model.features import FeatureModel
@@ -33,15 +34,14 @@ from finetuning.results import MODEL
 from finetuning.running.folders import has_no_class, read_without_class
 from finetuning.running.outputs import iterate_logits, sort_outputs
 from finetuning.settings import FineTuning, Spans
+from finetuning.tasks.ner import SplitWords, TaggedWords
 from finetuning.tasks.scores import compute_answers, compute_probabilities
 from finetuning.tasks.sentences import SentenceItems
 from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
-from finetuning.tasks.tagged_words import TaggedWords, Words
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.config.settings import Dtype
-from pretraining.devices import explain_absence, find_kind
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import (
     CONFIG,
@@ -54,12 +54,14 @@ from pretraining.huggingface.folders import (
     read_task,
 )
 from pretraining.model.batch import CPU
+from pretraining.processes.group import choose_device
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
 Numbers = Dtype | Literal["auto", "int8"]
 """The dtype that a model computes in."""
+Device = Literal["auto", "cpu", "cuda"]
 Answer = dict[str, Any]
 FIGURES = 9
 """Significant digits of a score: enough to distinguish neighbouring fp32 values."""
@@ -69,17 +71,14 @@ ANSWER_LENGTH = 384
 """Default pieces of a question with a window of its text."""
 
 
-def load(folder: str | Path, dtype: Numbers = "auto", device: str = "auto", graphs: bool = True) -> FineTuned:
+def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", graphs: bool = True) -> FineTuned:
     """Loads a model that was fine-tuned here or by transformers, for predictions.
 
     The default `dtype` suits the device; the default device is a GPU if there is one, where `graphs` answer short
     texts at once.
     """
     folder = find_fine_tuned(Path(folder))
-    if device == "cuda" and find_kind() == "cpu":
-        why, cure = explain_absence()
-        raise UserError(f'device "cuda": PyTorch finds no GPU here: {why}; {cure}, or take "cpu" or "auto"')
-    where = torch.device(find_kind() if device == "auto" else device)
+    where = choose_device(device, World())
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     if dtype == "int8":
@@ -176,7 +175,7 @@ class FineTuned(ABC):
             row = list_field_values(row, fields)
         texts = [row] if isinstance(row, str) else list(row)
         if len(texts) != len(fields):
-            raise UserError(f"{count_things(texts, 'text')}; there should be {len(fields)}: {', '.join(fields)}")
+            raise UserError(f"texts: {len(texts)}; there should be {len(fields)}: {', '.join(fields)}")
         if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
@@ -208,11 +207,6 @@ def list_field_values(row: Mapping[str, Any], fields: Sequence[str]) -> list[Any
     if missing := [name for name in fields if name not in row]:
         raise UserError(f"no field {missing[0]!r}; there is: {', '.join(map(str, row)) or 'none'}")
     return [row[name] for name in fields]
-
-
-def count_things(things: Sequence[object], name: str) -> str:
-    """Formats a count with its noun."""
-    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 def replace_surrogates(text: str) -> str:
@@ -311,7 +305,7 @@ class _Tags(FineTuned):
 
     def make_items(self, rows: Sequence[Texts]) -> Items:
         ends = np.cumsum([len(row) for row in rows])
-        words = Words([word for row in rows for word in row], ends, ends[-1:])
+        words = SplitWords([word for row in rows for word in row], ends, ends[-1:])
         return TaggedWords(words, self.cutter, self.settings.length, False)
 
     def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002

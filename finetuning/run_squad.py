@@ -29,9 +29,6 @@ from finetuning.session.session import run
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 
-HELD_OUT = 0.1
-"""Share of the questions that is held out and scored if there is no dev file."""
-
 
 @dataclass(frozen=True)
 class RunSquad(TuningFlags):
@@ -40,17 +37,12 @@ class RunSquad(TuningFlags):
     version: Literal["1.1", "2.0"] = "1.1"
     """1.1: every question has an answer; 2.0: some have none."""
     data: Path | None = None
-    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0, or train-v1.1.parquet and the like, as fetch.py
-    names the files of the hub (default: data/squad, then squad in the folder that CLOZE_DATA names)."""
+    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0 (default: data/squad, or squad in CLOZE_DATA)."""
     train: Path | None = None
     """The file to train on, instead of that of the folder."""
     dev: Path | None = None
-    """The file to score, instead of that of the folder."""
-    hold_out: float = 0.0
-    """Share of the questions to keep from training, by whole articles, and to score instead of a dev file (default: 0.1
+    """The file to score, instead of that of the folder (default: a tenth of the training questions, by whole articles,
     where there is none)."""
-    strict: bool = False
-    """Refuse a file with an answer that is not at its offset, instead of leaving that out."""
 
     def suite(self) -> Suite:
         return Suite(f"squad-{self.version}", f"squad{self.version[0]}")
@@ -58,17 +50,13 @@ class RunSquad(TuningFlags):
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""
         train = self.train or self._find("train", needed=setup.trained is None)
-        if self.hold_out and self.dev:
-            raise UserError("--hold-out and --dev: both say what is scored; choose one")
-        dev = self.dev or (None if self.hold_out else self._find("dev", needed=False))
-        train = train or dev  # of a model that is scored alone
-        held_out = self.hold_out or (HELD_OUT if dev is None else 0.0)
-        return [open_squad(self.version, train, dev, setup, strict=self.strict, held_out=held_out)]
+        dev = self.dev or self._find("dev", needed=False)
+        return [open_squad(self.version, train or dev, dev, setup)]  # a model that is scored alone needs no train
 
     def _find(self, split: str, needed: bool) -> Path | None:
         """Finds the file of a split in the folder of data; None if it is not there and not needed."""
         name = f"{split}-v{self.version}"
-        names = {split: (f"{name}.json", f"{name}.parquet", f"*{name}*.json")}
+        names = {split: (f"{name}.json", f"*{name}*.json")}
         try:
             folder = find_data(self.data, "squad")
         except UserError:

@@ -15,7 +15,7 @@ from data_prep.common.arrays import Array
 
 
 @dataclass(frozen=True)
-class Scale:
+class ScoreScale:
     """The mean and spread of scores; the default changes nothing."""
 
     mean: float = 0.0
@@ -23,7 +23,7 @@ class Scale:
     """Their standard deviation."""
 
     @classmethod
-    def from_numbers(cls, numbers: Array) -> Scale:
+    def from_numbers(cls, numbers: Array) -> ScoreScale:
         """Computes the scale of the training scores, the same on all ranks."""
         exact = numbers.astype(np.float64)
         return cls(float(exact.mean()), float(exact.std()) or 1.0)
@@ -34,11 +34,11 @@ class Scale:
 
     def unscale(self, learned: Tensor) -> Tensor:
         """Converts a head's outputs to the scale of the task, in fp32."""
-        return learned if self == Scale() else learned.float() * self.spread + self.mean
+        return learned if self == ScoreScale() else learned.float() * self.spread + self.mean
 
     def fold_into_head(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns weights with the scale folded into the head, so that it predicts on the scale of the task."""
-        if self == Scale():
+        if self == ScoreScale():
             return dict(weights)
         weight, bias = (weights[f"head.{end}"].double() * self.spread for end in ("weight", "bias"))
         return {**weights, "head.weight": weight.float(), "head.bias": (bias + self.mean).float()}

@@ -66,7 +66,7 @@ WINGS = {
             "compare",
             "fetch",
         ],
-        ["session", "prediction", "fetching", "reference"],
+        ["session", "prediction", "demo_task", "reference"],
         ["running"],
         ["tasks", "model", "averages"],
         ["files", "inputs", "settings"],

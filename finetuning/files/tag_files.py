@@ -71,10 +71,7 @@ def read_sentences(paths: Sequence[Path], fields: Fields, tagged: bool) -> list[
         bare = [sentence for sentence in real if sentence.tags is None]
         if bare and (tagged or len(bare) < len(real)):
             columns = f"no field {' or '.join(fields.tags)}" if kind else "one column alone"
-            cure = (
-                "every word needs its tag here" if tagged else "other sentences of the file have tags: tag all or none"
-            )
-            raise UserError(f"{bare[0].name_place(0)}: {columns}: {cure}")
+            raise UserError(f"{bare[0].name_place(0)}: {columns}: this sentence needs tags, as others of its file")
         sentences += found
     return sentences
 
@@ -150,16 +147,14 @@ def _make_sentence(row: dict[str, Any], place: str, number: int, fields: Fields,
     """Makes a sentence of a row; `names` maps numbers to tags."""
     where, words = f"{place}{number}", row.get(fields.words)
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
-        found = "there is no such field" if fields.words not in row else repr(words)[:60]
-        raise UserError(f"{where}: {fields.words!r} should be a list of words, at least one; {found}")
+        raise UserError(f"{where}: {fields.words!r} should be a list of words, at least one")
     tags = next((row[name] for name in fields.tags if row.get(name) is not None), None)
     if tags is None or words[0] == DOCUMENT:
         return Sentence(place, number, False, words, None)
     if not isinstance(tags, list) or len(tags) != len(words):
-        count = len(tags) if isinstance(tags, list) else "no list of"
-        raise UserError(f"{where}: {count} tags for {len(words)} words; there should be one for each")
+        raise UserError(f"{where}: there should be a list of {len(words)} tags, one for each word")
     for tag in tags:
         if not (isinstance(tag, str) and tag) and not (type(tag) is int and 0 <= tag < len(names)):
-            cure = f", or a number of 0 to {len(names) - 1}" if names else ", since nothing says what numbers mean"
-            raise UserError(f"{where}: tag {tag!r}; there should be a text{cure}")
+            numbers = f" or a number below {len(names)}" if names else ""
+            raise UserError(f"{where}: tag {tag!r}; there should be a text{numbers}")
     return Sentence(place, number, False, words, [tag if isinstance(tag, str) else names[tag] for tag in tags])

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from finetuning.model import heads
 from finetuning.model.heads import Output, TaskBatch
-from finetuning.scale import Scale
+from finetuning.scale import ScoreScale
 from finetuning.settings import Features, LayerChoice
 from pretraining.architectures.declaration import build_encoder
 from pretraining.architectures.weights import TaskHead
@@ -88,11 +88,11 @@ class FeatureModel(Trainable):
     sequence (other tasks)."""
 
     def __init__(
-        self, encoders: Sequence[EncoderWeights], head: TaskHead, features: Features, scale: Scale | None = None
+        self, encoders: Sequence[EncoderWeights], head: TaskHead, features: Features, scale: ScoreScale | None = None
     ):
         """`scale`: mean and spread of the targets, as for `TaskModel`."""
         super().__init__(encoders[0].shape)
-        self.kind, self.task_scale = head.kind, scale or Scale()
+        self.kind, self.task_scale = head.kind, scale or ScoreScale()
         frozen = FrozenEncoders(encoders, features.layers, head.kind == "tags")
         self._frozen = (frozen,)  # in a tuple, so that it is no part of this module
         self.joins = features.layers == "concat-last-four"

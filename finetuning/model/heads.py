@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from data_prep.common.arrays import ranges
-from finetuning.scale import Scale
+from finetuning.scale import ScoreScale
 from finetuning.settings import BiLstm
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Kind, TaskHead
@@ -77,7 +77,7 @@ class TaskModel(Encoder):
         shape: Shape,
         head: TaskHead,
         recompute: bool = False,
-        scale: Scale | None = None,
+        scale: ScoreScale | None = None,
         bilstm: BiLstm = NO_BILSTM,
         language: bool = False,
     ):
@@ -85,7 +85,7 @@ class TaskModel(Encoder):
         train the left-to-right language head."""
         kind = find_architecture(shape.architecture)
         super().__init__(shape, kind, recompute)
-        self.kind, self.scale = head.kind, scale or Scale()
+        self.kind, self.scale = head.kind, scale or ScoreScale()
         self.has_bilstm = bilstm.hidden > 0
         declared = kind.task_head(shape, head)
         self.has_pooler = not self.has_bilstm and any(weight.ours.startswith("pooler.") for weight in declared)
@@ -191,7 +191,7 @@ def compute_logits(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], 
     return model.eval().logits(TaskBatch(**parts, labels=None, words=words))
 
 
-def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: Scale) -> Tensor:
+def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: ScoreScale) -> Tensor:
     """Computes the summed loss of a micro-batch, of scores on the learned scale."""
     labels = batch.labels
     if labels is None:

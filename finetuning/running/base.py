@@ -17,7 +17,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
 from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.results import MODEL, RESULTS, Begun
-from finetuning.scale import Scale
+from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.architectures.weights import TaskHead
@@ -114,7 +114,7 @@ class Base:
                 yield f"{each.name}: a piece sees those {those}; {usually}"
 
     def build_model(
-        self, head: TaskHead, settings: FineTuning, scale: Scale | None = None, fresh: bool = True
+        self, head: TaskHead, settings: FineTuning, scale: ScoreScale | None = None, fresh: bool = True
     ) -> TaskModel | FeatureModel:
         """Builds the model of a task; a `fresh` one takes the initial weights and draws missing ones by the seed."""
         given = {"dropout": settings.dropout.hidden, "attention_dropout": settings.dropout.attention}
@@ -133,7 +133,7 @@ class Base:
         return model
 
     def _build_on_features(
-        self, head: TaskHead, shape: Shape, settings: FineTuning, scale: Scale | None
+        self, head: TaskHead, shape: Shape, settings: FineTuning, scale: ScoreScale | None
     ) -> FeatureModel:
         """Builds a BiLSTM on frozen encoders; the weights of an encoder that are missing are drawn by the seed."""
         encoders = [EncoderWeights(shape, self._read_encoder(self.model))]

@@ -21,7 +21,7 @@ from finetuning.running.base import Base, Run
 from finetuning.running.batches import RULE
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, add_certainty, compute_model_outputs, score_splits
-from finetuning.scale import Scale
+from finetuning.scale import ScoreScale
 from finetuning.settings import SEARCHED, VARIED, FineTuning
 from finetuning.tasks.task import Column, Task
 from pretraining.checkpoint.models import StoredModel
@@ -83,7 +83,7 @@ def identify_data(task: Task) -> dict[str, str]:
     """Identifies the data of a task: row count and checksum of every split, and the scale of its scores, without which
     older runs cannot continue."""
     data = {split: _describe(task.list_columns(split)) for split in ("train", *task.dev)}
-    return data if task.scale == Scale() else {**data, SCALE: f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
+    return data if task.scale == ScoreScale() else {**data, SCALE: f"{task.scale.mean:.9g} ± {task.scale.spread:.9g}"}
 
 
 def identify_unlabelled(task: Task) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data_prep.common.arrays import Array
-from finetuning.tasks.task import Lengths, Seen, Task
+from finetuning.tasks.task import PieceLengths, Seen, Task
 
 SAMPLE, SAMPLE_CHARACTERS = 20_000, 4_000_000
 """Items and characters of a split that are measured: about a second."""
@@ -142,7 +142,7 @@ def _quote_text(seen: Seen, item: int) -> str:
 class Measured(NamedTuple):
     """The measured lengths of a split."""
 
-    lengths: Lengths
+    lengths: PieceLengths
     pieces: Array
     """Pieces of every sequence of the sample."""
     is_sample: bool

@@ -135,8 +135,7 @@ def _read(path: Path, columns: GlueFormat, split: str, notes: list[str]) -> tupl
         table = read_tsv(path, columns.names if labelled else None, skip_short=labelled and columns.short_rows)
         texts, label = PAIR if split == splits.AX else columns.texts if labelled else columns.test, columns.label
     if table.skipped:
-        rows = "row with too few columns was" if table.skipped == 1 else "rows with too few columns were"
-        notes.append(f"{path}: {table.skipped} {rows} skipped")
+        notes.append(f"{path}: rows with too few columns, which are skipped: {table.skipped}")
     found = tuple(map(table.column, texts))
     if not labelled:
         return found, None

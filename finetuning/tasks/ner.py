@@ -2,7 +2,7 @@
 
 IOB2 (B- opens an entity, I- continues it), IOB1 (I- opens one too, unless it follows another of its type) and marks for
 the last and the only word (E- or L-, S- or U-) all become IOB2. Tags without such marks, such as parts of speech, are
-scored word by word.
+scored word by word. Long sentences are divided into items, and neighbouring words fill the sequence.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.common.arrays import Array
+from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_ner, name_files
 from finetuning.files.tag_files import DOCUMENT, HUB_TAGS, Fields, Sentence, hold_out, read_sentences
+from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, name_predictions_file
-from finetuning.tasks.scores import Certainty, Tally, bootstrap_spreads, describe_classes, tally
-from finetuning.tasks.tagged_words import TaggedWords, Words
-from finetuning.tasks.task import Column, Compared, Lengths, Seen, Setup, Task
+from finetuning.tasks.scores import Certainty, ClassCounts, bootstrap_spreads, count_answers, describe_classes
+from finetuning.tasks.task import Column, Compared, PieceLengths, Seen, Setup, Task
 from pretraining.architectures.weights import TaskHead
 
 OUTSIDE = "O"
@@ -34,6 +34,100 @@ BLANKS = re.compile(r"\s+")
 MARKED = re.compile(r"[BIELSU]-.+")
 IOB = {"B": "B", "I": "I", "E": "I", "L": "I", "S": "B", "U": "B"}
 """Marks of other schemes in IOB."""
+
+
+@dataclass(frozen=True)
+class SplitWords:
+    """The words of a split, one after another."""
+
+    texts: list[str]
+    sentence_ends: Array
+    """The end of each sentence among the words."""
+    document_ends: Array
+    """The end of each document among the words."""
+    tags: Array | None = None
+    """The tag of every word, as a number."""
+
+
+class Windows(NamedTuple):
+    """The words that each item tags, and those that it sees."""
+
+    first_tagged: Array
+    end_tagged: Array
+    first: Array
+    end: Array
+
+
+class TaggedWords(Items):
+    """Sentences, or parts of long ones, as items; every word is tagged in exactly one."""
+
+    def __init__(self, words: SplitWords, cutter: Cutter, length: int, document_context: bool) -> None:
+        self.words = words
+        self._cutter, self._length = cutter, length
+        self._context_ends = words.document_ends if document_context else words.sentence_ends
+
+    def __len__(self) -> int:
+        return len(self._windows.first)
+
+    def encode(self, numbers: Array) -> Encoded:
+        """Lays out windows of words; words around the tagged ones are context."""
+        window, before = Windows(*(each[numbers] for each in self._windows)), self._before
+        pieces = self._pieces.take(ranges(window.first, window.end - window.first)).values
+        ends = np.cumsum(before[window.end] - before[window.first])
+        counts = window.end_tagged - window.first_tagged
+        tagged = ranges(window.first_tagged, counts)
+        places, ends_tagged = 1 + before[tagged] - np.repeat(before[window.first], counts), np.cumsum(counts)
+        labels = None if self.words.tags is None else Ragged(self.words.tags[tagged], ends_tagged)
+        sequences = self._cutter.lay_out(Ragged(pieces, ends), None, self._length)
+        return Encoded(sequences, labels, Ragged(places, ends_tagged))
+
+    def measure_whole(self, numbers: Array) -> Array:
+        """Returns the pieces of these sentences' sequences undivided, without context."""
+        ends = self._before[self.words.sentence_ends]
+        return np.asarray(2 + np.diff(ends, prepend=0)[numbers])
+
+    @cached_property
+    def _pieces(self) -> Ragged:
+        """The pieces of every word: at least one, at most a window."""
+        cut = self._cutter.cut_words(self.words.texts)
+        kept = cut.take_stretches(np.arange(len(cut)), 0, np.minimum(cut.lengths, self._length - 2))
+        values = np.insert(kept.values, kept.starts[kept.lengths == 0], self._cutter.special.unk)
+        return Ragged(values, np.cumsum(np.maximum(kept.lengths, 1)))
+
+    @cached_property
+    def _before(self) -> Array:
+        """The number of pieces before every word, and in total."""
+        return np.concatenate([[0], self._pieces.ends])
+
+    @cached_property
+    def _windows(self) -> Windows:
+        """The words that each item tags and sees, with equal context before and after where possible."""
+        before, ends, room = self._before, self._context_ends, self._length - 2
+        first, end = self._divide(self.words.sentence_ends, room)
+        context = np.searchsorted(ends, first, "right")
+        pieces_left = before[first] - before[np.concatenate([[0], ends])[context]]
+        pieces_right = before[ends[context]] - before[end]
+        spare = room - (before[end] - before[first])
+        left = np.minimum(pieces_left, np.maximum(spare // 2, spare - pieces_right))
+        right = np.minimum(pieces_right, spare - left)
+        return Windows(
+            first,
+            end,
+            np.searchsorted(before, before[first] - left, "left"),
+            np.searchsorted(before, before[end] + right, "right") - 1,
+        )
+
+    def _divide(self, ends: Array, room: int) -> tuple[Array, Array]:
+        """Divides sentences longer than a window into parts of half a window, so that each has context."""
+        before, starts = self._before, np.concatenate([[0], ends])[:-1]
+        cuts = []
+        for sentence in np.flatnonzero(before[ends] - before[starts] > room):
+            at = starts[sentence]
+            while at < ends[sentence]:
+                cuts.append(at)
+                at = max(at + 1, np.searchsorted(before, before[at] + room // 2, "right") - 1)
+        first = np.union1d(starts[starts < ends], np.array(cuts, np.int64))
+        return first, np.append(first, ends[-1:])[1:]
 
 
 def open_ner(folder: Path, setup: Setup) -> Task:
@@ -70,7 +164,7 @@ class Tagging(Task):
         learned = {tag for each in splits.get("train", ()) for tag in each.tags or ()}
         self._by_entity = any(map(MARKED.fullmatch, learned or labels))
         if self._by_entity:
-            splits = {split: _convert_to_iob2(sentences, notes) for split, sentences in splits.items()}
+            splits = {split: _convert_to_iob2(sentences) for split, sentences in splits.items()}
         labels = _list_labels(splits["train"], self._by_entity) if "train" in splits else labels
         items = {}
         for split, sentences in splits.items():
@@ -84,7 +178,7 @@ class Tagging(Task):
         self.dev = {split: each for split, each in asked.items() if each.words.tags is not None}
         self.test = {split: each for split, each in asked.items() if each.words.tags is None}
 
-    def _get_tagged(self, split: str) -> tuple[Words, Array]:
+    def _get_tagged(self, split: str) -> tuple[SplitWords, Array]:
         """Returns the words of a split with their tags."""
         words = self._items[split].words
         assert words.tags is not None
@@ -105,7 +199,7 @@ class Tagging(Task):
         if self._by_entity:
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
         answers = [each.tobytes() for each in np.split(tags, ends[:-1])]
-        lengths = Lengths("sentences", "length", self._length, self._items[split].measure_whole, cuts=False)
+        lengths = PieceLengths("sentences", "length", self._length, self._items[split].measure_whole, cuts=False)
         return Seen((texts,), answers, (lengths,), counts)
 
     def score(self, split: str, outputs: Ragged) -> Figures:
@@ -137,7 +231,7 @@ class Tagging(Task):
             return {**_compute_f1(hit, true, said), "f1": 2 * hit / max(true + said, 1), **found}
 
         names = self.head.labels if tallies is None else self._types
-        counts = tally(tags, predicted, len(names)) if tallies is None else Tally(*tallies.sum(0))
+        counts = count_answers(tags, predicted, len(names)) if tallies is None else ClassCounts(*tallies.sum(0))
         return Certainty(len(starts), bootstrap_spreads(len(starts), figures), describe_classes(names, counts))
 
     @property
@@ -150,7 +244,7 @@ class Tagging(Task):
         """The types of entities."""
         return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
 
-    def _count_entities(self, words: Words, tags: Array, predicted: Array) -> Array:
+    def _count_entities(self, words: SplitWords, tags: Array, predicted: Array) -> Array:
         """Counts entities (sentences, 3, types): found, right and predicted ones of each type."""
         from seqeval.metrics.sequence_labeling import get_entities  # which machines for measurements lack
 
@@ -212,26 +306,13 @@ def _open_entity(before: str, tag: str) -> str:
     return "B" + tag[1:] if tag[0] == "I" and tag[1:] != before[1:] else tag
 
 
-def _convert_to_iob2(sentences: Sequence[Sentence], notes: list[str]) -> list[Sentence]:
-    """Converts the tags of sentences to IOB2; notes other schemes and faults."""
-    kept, opened, in_vain = [], [], 0
+def _convert_to_iob2(sentences: Sequence[Sentence]) -> list[Sentence]:
+    """Converts the tags of sentences to IOB2; UserError for a tag of no entity."""
     for sentence in sentences:
-        old = sentence.tags or []
-        for word, tag in enumerate(old):
+        for word, tag in enumerate(sentence.tags or ()):
             if tag != OUTSIDE and not MARKED.fullmatch(tag):
                 raise UserError(f"{sentence.name_place(word)}: tag {tag!r}; there should be O, or B- or I- with a type")
-        new = to_iob2(old)
-        for word, (tag, converted, before) in enumerate(zip(old, new, [OUTSIDE, *new], strict=False)):
-            if tag[0] == "I" and converted[0] == "B":
-                opened.append(sentence.name_place(word))
-            in_vain += tag[0] == "B" and before[1:] != tag[1:]
-        kept.append(replace(sentence, tags=new) if old else sentence)
-    if opened and not in_vain:
-        notes.append(f"{sentences[0].place} IOB1, read as IOB2")
-    elif opened:
-        said = f"{len(opened):,} entities open with I- in a file of IOB2, this the first; read as B-"
-        notes.append(f"{opened[0]}: {said}")
-    return kept
+    return [replace(each, tags=to_iob2(each.tags)) if each.tags else each for each in sentences]
 
 
 def _list_labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, ...]:
@@ -243,7 +324,7 @@ def _list_labels(sentences: Sequence[Sentence], by_entity: bool) -> tuple[str, .
     return (OUTSIDE, *(f"{mark}-{name}" for name in types for mark in "BI"))
 
 
-def _join_words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
+def _join_words(sentences: Sequence[Sentence], labels: Sequence[str]) -> SplitWords:
     """Joins the words of a split; UserError for a tag that is not among the labels."""
     numbers = {label: number for number, label in enumerate(labels)}
     texts: list[str] = []
@@ -262,4 +343,4 @@ def _join_words(sentences: Sequence[Sentence], labels: Sequence[str]) -> Words:
         texts += sentence.words
         sentence_ends.append(len(texts))
     ends = np.unique([end for end in [*document_ends, len(texts)] if end])
-    return Words(texts, np.array(sentence_ends), ends, np.array(tags) if len(tags) == len(texts) else None)
+    return SplitWords(texts, np.array(sentence_ends), ends, np.array(tags) if len(tags) == len(texts) else None)

@@ -142,10 +142,8 @@ def _list_classes(own: OwnTask, train: TextTable) -> tuple[str, ...]:
         return own.labels
     values = train.column(own.label)
     for row, value in enumerate(values):
-        if value.lower() == "nan":
-            train.fail(row, f"the label is {value}; name it in labels if it is meant")
-        if not value:
-            train.fail(row, "the label is empty")
+        if value.lower() in ("", "nan"):
+            train.fail(row, f"the label is {value or 'empty'}; name it in labels if it is meant")
     if len(found := set(values)) == 1:
         fault = f"all labels are {values[0]!r}, so there is nothing to learn"
         raise UserError(f"{train.path}: {fault}; name more in labels")

@@ -59,7 +59,7 @@ def is_degenerate(head: TaskHead, outputs: Ragged, right: Array | None = None) -
     return _is_constant(said) or bool(said.std() <= COLLAPSED * spread)
 
 
-class Tally(NamedTuple):
+class ClassCounts(NamedTuple):
     """True positives, right items and predicted items of each class, label or type."""
 
     right: Array
@@ -67,12 +67,12 @@ class Tally(NamedTuple):
     said: Array
 
 
-def tally(labels: Array, said: Array, classes: int = 2) -> Tally:
+def count_answers(labels: Array, said: Array, classes: int = 2) -> ClassCounts:
     """Counts classes (n,), at least this number of them, or labels (n, labels)."""
     if labels.ndim == 2:
-        return Tally((labels * said).sum(0), labels.sum(0), said.sum(0))
+        return ClassCounts((labels * said).sum(0), labels.sum(0), said.sum(0))
     classes = max(classes, int(labels.max()) + 1, int(said.max()) + 1)
-    return Tally(*(np.bincount(each, minlength=classes) for each in (labels[labels == said], labels, said)))
+    return ClassCounts(*(np.bincount(each, minlength=classes) for each in (labels[labels == said], labels, said)))
 
 
 def f1(right: Array, true: Array, said: Array) -> Array:
@@ -82,19 +82,19 @@ def f1(right: Array, true: Array, said: Array) -> Array:
 
 def f1_second(labels: Array, said: Array) -> float:
     """F1 of class 1 of two."""
-    return float(f1(*tally(labels, said))[1])
+    return float(f1(*count_answers(labels, said))[1])
 
 
 def f1_macro(labels: Array, said: Array) -> float:
     """Mean F1 over labels, or over classes that occur or are predicted."""
-    counts = tally(labels, said)
+    counts = count_answers(labels, said)
     each = f1(*counts)
     return float(np.mean(each if labels.ndim == 2 else each[counts.true + counts.said > 0]))
 
 
 def f1_micro(labels: Array, said: Array) -> float:
     """F1 over all decisions together."""
-    return float(f1(*(each.sum() for each in tally(labels, said))))
+    return float(f1(*(each.sum() for each in count_answers(labels, said))))
 
 
 def accuracy(labels: Array, said: Array) -> float:
@@ -104,7 +104,7 @@ def accuracy(labels: Array, said: Array) -> float:
 
 def matthews(labels: Array, said: Array) -> float:
     """Matthews' correlation; 0 if one class alone occurs or is predicted."""
-    items, (right, true, given) = len(labels), tally(labels, said)
+    items, (right, true, given) = len(labels), count_answers(labels, said)
     below = float(items**2 - true @ true) * float(items**2 - given @ given)
     return float(items * right.sum() - true @ given) / math.sqrt(below) if below else 0.0
 
@@ -193,10 +193,10 @@ def estimate_share_spread(right: float, items: float) -> float:
     return math.sqrt(share * (1 - share) / max(items, 1))
 
 
-def describe_classes(names: Sequence[str], tally: Tally) -> dict[str, ClassFigures]:
+def describe_classes(names: Sequence[str], counts: ClassCounts) -> dict[str, ClassFigures]:
     """Computes recall and precision of every class with standard errors; None without right or predicted items."""
     found: dict[str, ClassFigures] = {}
-    for name, right, true, said in zip(names, *(each.tolist() for each in tally), strict=True):
+    for name, right, true, said in zip(names, *(each.tolist() for each in counts), strict=True):
         found[name] = {"items": true, "said": said}
         for figure, among in (("recall", true), ("precision", said)):
             found[name] |= {figure: right / among if among else None}

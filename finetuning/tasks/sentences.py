@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,10 +19,10 @@ from finetuning.files.held_out import choose_held_out
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
 from finetuning.results import Figures, name_predictions_file
-from finetuning.scale import Scale
+from finetuning.scale import ScoreScale
 from finetuning.tasks import scores
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, describe_classes, estimate_share_spread
-from finetuning.tasks.task import Column, Compared, Lengths, Seen, Task
+from finetuning.tasks.task import Column, Compared, PieceLengths, Seen, Task
 from pretraining.architectures.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
@@ -31,6 +30,7 @@ UNCUT = 2**31 - 1
 """A length beyond that of any text."""
 FEWEST_STEPS = 100
 """The least standard deviation of scores, in steps between neighbouring fp32 numbers of their size."""
+LARGEST = float(np.finfo(np.float32).max)
 SHOWN = 20
 """Maximum labels in a message."""
 
@@ -90,12 +90,12 @@ class SentenceTask(Task):
         self.train: SentenceItems = self.items["train"] if "train" in self.items else next(iter(self.dev.values()))
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> ScoreScale:
         """The scale of the training scores."""
         if self.head.kind != "score":
-            return Scale()
+            return ScoreScale()
         assert self.train.labels is not None
-        return Scale.from_numbers(self.train.labels)
+        return ScoreScale.from_numbers(self.train.labels)
 
     def list_columns(self, split: str) -> list[Column]:
         """Lists the texts of a split, and their labels."""
@@ -107,7 +107,7 @@ class SentenceTask(Task):
         items = self.items.get(split, self.train)
         labels, names = items.labels, self.head.labels
         assert labels is not None
-        lengths = Lengths("texts", "length", items.length, items.measure_whole)
+        lengths = PieceLengths("texts", "length", items.length, items.measure_whole)
         seen = Seen(items.texts, [row.tobytes() for row in labels], (lengths,))
         if self.head.kind == "score":
             return replace(seen, numbers=labels[:, 0])
@@ -126,7 +126,9 @@ class SentenceTask(Task):
         found = bootstrap_spreads(items, lambda chosen: compute(labels[chosen], said[chosen]))
         if "accuracy" in found:
             found["accuracy"] = estimate_share_spread(items * scores.accuracy(labels, said), items)
-        return Certainty(items, found, describe_classes(names, scores.tally(labels, said, len(names))) if names else {})
+        return Certainty(
+            items, found, describe_classes(names, scores.count_answers(labels, said, len(names))) if names else {}
+        )
 
     def _compare_answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
         """Returns the right and the predicted answers to a split of `dev`."""
@@ -206,31 +208,21 @@ def read_classes(table: TextTable, column: str | int, known: Mapping[str, int], 
     numbers = [known.get(value, -1) for value in values]
     if -1 in numbers:
         row = numbers.index(-1)
-        fault = f"unknown label {values[row]!r}" if values[row] else "the label is empty"
-        fault += f"; the labels are {', '.join(itertools.islice(known, SHOWN))}{', …' * (len(known) > SHOWN)}"
-        if of_train and values[row]:
-            new = Counter(value for value in values if value and value not in known)
-            shown = ", ".join(f"{name} ({count:,} rows)" for name, count in new.most_common(SHOWN))
-            fault += f", as in train, so that nobody can learn {shown}: leave these out, or name all classes in labels"
-        table.fail(row, fault)
+        shown = ", ".join(itertools.islice(known, SHOWN)) + ", …" * (len(known) > SHOWN)
+        cure = ", as in train: leave other rows out, or name all classes in labels" * of_train
+        table.fail(row, f"unknown label {values[row]!r}; the labels are {shown}{cure}")
     return np.array(numbers, np.int64)[:, None]
 
 
-def read_scores(table: TextTable, column: str | int, limits: tuple[float, float] = (-np.inf, np.inf)) -> Array:
-    """Reads a column of finite numbers within these limits."""
+def read_scores(table: TextTable, column: str | int, limits: tuple[float, float] = (-LARGEST, LARGEST)) -> Array:
+    """Reads a column of numbers within these limits."""
     values = table.column(column)
-    with np.errstate(over="ignore"):  # what fp32 cannot hold is told below
-        numbers = np.array([_parse_number(value) for value in values]).astype(np.float32)
-    wrong = ~np.isfinite(numbers) | (numbers < limits[0]) | (numbers > limits[1])
+    numbers = np.array([_parse_number(value) for value in values])
+    wrong = ~((numbers >= limits[0]) & (numbers <= limits[1]))
     if wrong.any():
         row = int(wrong.argmax())
-        fault = f"is not a number from {limits[0]:g} to {limits[1]:g}"
-        if np.isinf(limits[0]):
-            fault = "is not a finite number"
-        if np.isinf(limits[0]) and np.isfinite(_parse_number(values[row])):
-            fault = f"does not fit fp32, which ends at {np.finfo(np.float32).max:.2g}: give numbers of another unit"
-        table.fail(row, f"the score {values[row]!r} {fault}" if values[row] else "the score is empty")
-    return numbers[:, None]
+        table.fail(row, f"the score {values[row]!r} is not a number from {limits[0]:.2g} to {limits[1]:.2g}")
+    return numbers.astype(np.float32)[:, None]
 
 
 def require_fp32_resolution(table: TextTable, column: str) -> None:

@@ -21,63 +21,54 @@ from finetuning.tasks import squad_rules as rules
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, estimate_share_spread
 from finetuning.tasks.spans import RankedAnswers, TextWindows, find_answers, find_pieces
 from finetuning.tasks.squad_rules import Question, Version
-from finetuning.tasks.task import Column, Lengths, Seen, Setup, Task
+from finetuning.tasks.task import Column, PieceLengths, Seen, Setup, Task
 from pretraining.architectures.weights import TaskHead
 
 DEV = "dev"
 """The only split that is scored."""
-NAMED = 3
-"""Named answers that are not at their offset."""
 PREDICTIONS, BEST, ODDS = "predictions.json", "nbest_predictions.json", "null_odds.json"
-HELD_OUT_BY = 0
-"""Seed of the held-out articles: the same for all runs, so that they can be compared."""
+HELD_OUT = 0.1
+"""Share of the questions that is held out and scored if there is no dev file."""
 
 
-def open_squad(
-    version: Version, train: Path | None, dev: Path | None, setup: Setup, strict: bool = False, held_out: float = 0.0
-) -> SquadTask:
-    """Reads SQuAD's files. Answers that are not at their offset are left out of training, or refused where `strict`.
+def open_squad(version: Version, train: Path | None, dev: Path | None, setup: Setup) -> SquadTask:
+    """Reads SQuAD's files. Answers that are not at their offset are left out of training.
 
-    Without `dev`, articles of `train` with this share of the questions are held out for it.
+    Without `dev`, articles of `train` are held out for it.
     """
     learned = _read(train, version) if train else ()
     asked = _read(dev, version) if dev else ()
     notes = [name_files({split: [path] for split, path in (("train", train), (DEV, dev)) if path})]
-    if held_out:
+    if not dev:
         count = len(learned)
-        learned, asked = hold_out(learned, held_out, HELD_OUT_BY)
+        learned, asked = hold_out(learned, HELD_OUT)
         articles = len({question.article for question in asked})
-        notes.append(
-            f"{train}: {len(asked):,} of its {count:,} questions ({articles:,} whole articles) are held out from "
-            "training and scored"
-        )
-    placed, note = _keep_placed(learned, strict)
-    if note:
-        notes.append(note)
+        told = f"{len(asked):,} of its {count:,} questions ({articles:,} whole articles)"
+        notes.append(f"{train}: {told} are held out from training and scored")
+    placed, lost = _keep_placed(learned)
+    notes += lost
     if version == "2.0" and learned and all(each.golds for each in learned):
         notes.append("every question of train has an answer: a model learns nothing of those without from SQuAD 1.1")
     return SquadTask(version, placed, asked, setup, notes)
 
 
 def _read(path: Path, version: Version) -> Sequence[Question]:
-    questions = rules.read_squad(path).questions
+    _, questions = rules.read_squad(path)
     if version == "1.1" and (empty := next((each for each in questions if not each.golds), None)):
         raise UserError(f"{empty.where}: has no answer, as in SQuAD 2.0: use version 2.0")
     return questions
 
 
-def hold_out(questions: Sequence[Question], share: float, seed: int) -> tuple[list[Question], list[Question]]:
-    """Divides questions into training and dev questions by whole articles; dev has at least the share.
+def hold_out(questions: Sequence[Question], share: float) -> tuple[list[Question], list[Question]]:
+    """Divides questions into training and dev questions, in all runs alike; dev has at least the share.
 
     Questions on the same article are similar, so that articles are not divided.
     """
     sizes = Counter(question.article for question in questions)
     if len(sizes) < 2:
         raise UserError(f"articles held out for dev: train has {len(sizes)}, and it takes 2: name a dev file instead")
-    if not 0 < share < 1:
-        raise UserError(f"a share of {share} of the questions to hold out: choose one between 0 and 1, such as 0.1")
     articles, held, count = list(sizes), set(), 0
-    for number in np.random.default_rng(seed).permutation(len(articles))[:-1]:
+    for number in np.random.default_rng(0).permutation(len(articles))[:-1]:
         if count < share * len(questions):
             held.add(articles[number])
             count += sizes[articles[number]]
@@ -95,21 +86,18 @@ def is_placed(question: Question) -> bool:
     return True
 
 
-def _keep_placed(questions: Sequence[Question], strict: bool) -> tuple[list[Question], str]:
-    """Returns the questions whose answer is at its offset, and a note on the others."""
+def _keep_placed(questions: Sequence[Question]) -> tuple[list[Question], list[str]]:
+    """Returns the questions whose answer is at its offset, and a note on the others, if any."""
     placed, lost = list[Question](), list[Question]()
     for each in questions:
         (placed if is_placed(each) else lost).append(each)
     if not lost:
-        return placed, ""
-    first = "; ".join(f"{each.where}: {each.golds[0].text!r} ({each.id})" for each in lost[:NAMED])
-    more = "; …" if len(lost) > NAMED else ""
-    note = f"{len(lost):,} of {len(questions):,} answers are not at their offset: {first}{more}"
+        return placed, []
+    first = f"{lost[0].where}: {lost[0].golds[0].text!r} ({lost[0].id})"
+    note = f"{len(lost):,} of {len(questions):,} answers are not at their offset, first {first}"
     if not placed:
         raise UserError(f"{note}; nothing is left to learn from: answer_start counts characters of the context from 0")
-    if strict:
-        raise UserError(f"{note}; correct them, or leave out --strict, and these questions are left out of training")
-    return placed, f"{note}; these questions are left out of training"
+    return placed, [f"{note}; these questions are left out of training"]
 
 
 class Lessons(TextWindows):
@@ -163,8 +151,8 @@ class SquadTask(Task):
         """Describes the questions of a split with their texts."""
         questions, items = self._get_questions(split)
         lengths = (
-            Lengths("questions", "spans.question", self.settings.spans.question, items.measure_questions),
-            Lengths("texts with their questions", "length", self.settings.length, items.measure_whole, cuts=False),
+            PieceLengths("questions", "spans.question", self.settings.spans.question, items.measure_questions),
+            PieceLengths("texts with their questions", "length", self.settings.length, items.measure_whole, cuts=False),
         )
         answers = [tuple(gold.text for gold in each.golds) for each in questions]
         answered = sum(map(bool, answers))

@@ -1,4 +1,4 @@
-"""SQuAD's own rules: its files, JSON or Parquet, and the official figures of predictions, of versions 1.1 and 2.0."""
+"""SQuAD's own rules: its files, and the official figures of predictions, of versions 1.1 and 2.0."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import numpy as np
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import readable
-from data_prep.readers.tables import open_parquet
 
 Version = Literal["1.1", "2.0"]
 Numbers = dict[str, float]
@@ -23,7 +22,6 @@ T = TypeVar("T")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 SURROGATE = re.compile("[\ud800-\udfff]")
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-COLUMNS = ("id", "context", "question", "answers")
 KINDS: dict[type, str] = {dict: "a table", list: "a list", str: "text", int: "a whole number"}
 
 
@@ -46,15 +44,6 @@ class Question(NamedTuple):
     """The answers that people gave; none where the context has no answer."""
     where: str
     """The file and the place in it, for messages."""
-
-
-class SquadFile(NamedTuple):
-    """The questions of a file."""
-
-    path: Path
-    version: Version
-    """2.0 has questions without an answer."""
-    questions: tuple[Question, ...]
 
 
 def normalize_answer(text: str) -> str:
@@ -150,11 +139,12 @@ def find_best_threshold(
     return float(reached[best]) / len(scores), odds[ranked[best - 1]] if best else None
 
 
-def read_squad(path: Path) -> SquadFile:
-    """Reads SQuAD's JSON, or the Parquet of the Hugging Face hub; raises UserError with the place of what is wrong."""
-    with readable(path), path.open("rb") as file:
-        is_parquet = file.read(4) == b"PAR1"
-    version, questions = _read_parquet(path) if is_parquet else _read_json(path)
+def read_squad(path: Path) -> tuple[Version, list[Question]]:
+    """Reads SQuAD's JSON; UserError with the place of what is wrong.
+
+    Returns the version, of which 2.0 has questions without an answer, and the questions.
+    """
+    version, questions = _read_json(path)
     if not questions:
         raise UserError(f"{path}: no questions in it")
     first: dict[str, str] = {}
@@ -164,7 +154,7 @@ def read_squad(path: Path) -> SquadFile:
         first[question.id] = question.where
         if version == "1.1" and not question.golds:
             raise UserError(f"{question.where}: no answer, which every question of SQuAD 1.1 has")
-    return SquadFile(path, version, tuple(questions))
+    return version, questions
 
 
 def read_by_id(path: Path, kind: type[T], what: str) -> dict[str, T]:
@@ -209,30 +199,6 @@ def _read_json(path: Path) -> tuple[Version, list[Question]]:
     return "2.0" if has_flag or said.startswith("2") else "1.1", questions
 
 
-def _read_parquet(path: Path) -> tuple[Version, list[Question]]:
-    """Reads the rows of the hub's files, which do not say their version: 2.0 is what has questions without answers."""
-    with open_parquet(path) as file:
-        table = file.read()
-    if missing := [name for name in COLUMNS if name not in table.column_names]:
-        raise UserError(f"{path}: no column {missing[0]!r}; there is: {', '.join(table.column_names)}")
-    contexts: dict[str, str] = {}
-    questions = []
-    for number, row in enumerate(table.to_pylist(), 1):
-        where = f"{path}: row {number}"
-        name, text, context = (_get_field(row, key, str, where) for key in ("id", "question", "context"))
-        context = contexts.setdefault(context, context)
-        answers = _get_field(row, "answers", dict, where, empty=True)
-        texts, starts = (_get_field(answers, key, list, f"{where}: answers", True) for key in ("text", "answer_start"))
-        if len(texts) != len(starts):
-            raise UserError(f"{where}: {len(texts)} answers with {len(starts)} answer_start")
-        both = [{"text": one, "start": start} for one, start in zip(texts, starts, strict=True)]
-        golds = (
-            Gold(_get_field(gold, "text", str, where, True), _get_field(gold, "start", int, where)) for gold in both
-        )
-        questions.append(Question(name, text, context, str(row.get("title") or context), tuple(golds), where))
-    return "1.1" if all(question.golds for question in questions) else "2.0", questions
-
-
 def _list_tables(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]:
     """The entries of a list in a table of JSON, each with its place in the file."""
     place = f"{where}: {name}" if ": " not in where else f"{where}.{name}"
@@ -242,15 +208,9 @@ def _list_tables(table: Any, name: str, where: str) -> Iterator[tuple[Any, str]]
 
 def _get_field(table: Any, name: str, kind: type[T], where: str, empty: bool = False) -> T:
     """A value of a table of JSON; raises UserError unless it is there, of this type, and not empty."""
-    if not isinstance(table, dict):
-        raise UserError(f"{where}: {_abbreviate(table)}, not a table")
-    if name not in table:
-        raise UserError(f"{where}: no {name!r}")
-    value = table[name]
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise UserError(f"{where}: {name!r} is {_abbreviate(value)}, not {KINDS[kind]}")
-    if value == "" and not empty:
-        raise UserError(f"{where}: {name!r} is empty")
+    value = table.get(name) if isinstance(table, dict) else None
+    if not isinstance(value, kind) or isinstance(value, bool) or (value == "" and not empty):
+        raise UserError(f"{where}: {name!r} should be {KINDS[kind]}; it is {_abbreviate(value)}")
     if isinstance(value, str) and not value.isascii() and SURROGATE.search(value):
         raise UserError(f"{where}: {name!r} has half of a character (a lone surrogate, \\ud8.. to \\udf..)")
     return value

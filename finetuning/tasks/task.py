@@ -12,14 +12,14 @@ from data_prep.common.arrays import Array
 from finetuning.inputs import Cutter, Items
 from finetuning.ragged import Ragged
 from finetuning.results import Figures
-from finetuning.scale import Scale
+from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning
 from finetuning.tasks import scores
 from finetuning.tasks.scores import Certainty
 from pretraining.architectures.weights import TaskHead
 
 
-class Lengths(NamedTuple):
+class PieceLengths(NamedTuple):
     """The lengths of a part of the items, in pieces, and their limit."""
 
     what: str
@@ -41,7 +41,7 @@ class Seen:
     """Columns of texts; a row of them is an item."""
     answers: Sequence[Hashable]
     """The right answer to every item, to find equal texts with other answers."""
-    lengths: tuple[Lengths, ...]
+    lengths: tuple[PieceLengths, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     """Items of each class, label or type of entity; empty where there are none."""
     numbers: Array | None = None
@@ -92,9 +92,9 @@ class Task(ABC):
     """Notes for the user on the files: skipped rows, answers that are not at their offset."""
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> ScoreScale:
         """The scale of the scores; the default for other tasks changes nothing."""
-        return Scale()
+        return ScoreScale()
 
     @abstractmethod
     def list_columns(self, split: str) -> list[Column]:

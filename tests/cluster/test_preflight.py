@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import os
 import shutil
 import signal
 import subprocess
@@ -35,7 +34,6 @@ from support.unfit_nodes import (
     lose_the_data,
     multiply_slowly,
     nothing,
-    run_ahead,
     sync_for_ever,
 )
 
@@ -91,22 +89,18 @@ def test_fit_nodes_go_on_and_leave_their_figures(place: Place) -> None:
     folder = place.folder / "run" / "preflight"
     folder.mkdir(parents=True)
     (folder / "exclude").write_text("node1\n")
-    for number in range(25):
-        (folder / f"{number}-0.json").write_text("{}")
-        os.utime(folder / f"{number}-0.json", (number, number))
     done = inspect(place, "--recipe", place.recipe, ranks=2, SLURM_JOB_ID="77", SLURM_RESTART_COUNT="2")
     expect(place, done, Code.DONE)
     assert done[0].errors == ""
     assert [line.split()[0] for line in done[0].output.splitlines()[1:3]] == ["node0", "node1"]
-    assert {path.name for path in folder.iterdir()} == {"77-2.json", *(f"{number}-0.json" for number in range(6, 25))}
+    assert [path.name for path in folder.iterdir()] == ["77-2.json"]
     report = report_of(place, "77-2")
     assert (report["code"], report["excluded"], report["reasons"]) == (0, [], [])
     first, second = report["ranks"]
     assert [rank["node"] for rank in report["ranks"]] == ["node0", "node1"]
     assert first["same"] == second["same"]
     assert first["same"].keys() >= {"code", "data", "Python", "torch", "deepspeed", "numpy", "CUDA", "driver", "NCCL"}
-    assert min(first["written"], first["free"], first["rate"], first["links"][0], *first["all_reduce"]) > 0
-    assert first["seconds"].keys() >= {"meeting", "disk", "code", "data", "matrix throughput", "link", "all-reduce"}
+    assert min(first["free"], first["rate"], first["links"][0], first["all_reduce"]) > 0
 
 
 @pytest.mark.usefixtures("leaves_group")
@@ -130,7 +124,7 @@ def test_nothing_stays_of_what_measures_the_disk_whatever_ends_it(place: Place) 
 
 def test_a_node_unlike_the_others_is_left_out(place: Place) -> None:
     reasons = ["code is ", "Python is 2.7.18, and ", "device is 8 x V100, and CPU on most nodes", "data: "]
-    reasons += ["cannot be written: Read-only file system", "GPU: 3 uncorrected ECC errors"]
+    reasons += ["cannot be written: Read-only file system", "GPU: 9.0 GiB are taken by other programs"]
     reasons += ["matrix throughput: CUDA error: unspecified launch failure"]
     expect(place, inspect(place, fault=differ_in_all), Code.RANK_LOST, "error: node1: ", *reasons, out=["node1"])
     assert report_of(place)["code"] == Code.RANK_LOST
@@ -156,7 +150,6 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
 @pytest.mark.parametrize(
     ("fault", "node", "words", "message"),
     [
-        (multiply_slowly, 1, ["--slow", 0.7], "node1: its matrix throughput is 60% of the"),
         slow(exchange_slowly, 2, [], "error: node2: its links reach "),
         slow(compute_nothing, 1, ["--patience", 24], "error: node1: matrix throughput: no answer in"),
         (
@@ -170,7 +163,6 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
 def test_a_node_that_is_slow_or_hangs_is_left_out(
     place: Place, fault: Fault, node: int, words: list[object], message: str
 ) -> None:
-    """A slow CPU where that is asked for."""
     start = time.monotonic()
     done = inspect(place, *words, faulty=node, fault=fault)
     expect(place, done, Code.RANK_LOST, message, out=[f"node{node}"])
@@ -178,15 +170,9 @@ def test_a_node_that_is_slow_or_hangs_is_left_out(
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize(
-    ("fault", "messages"),
-    [
-        (multiply_slowly, ["warning: node1: its matrix throughput is 60% of the median\n"]),
-        (run_ahead, ["warning: node1: its clock is 3", " s ahead\n"]),
-    ],
-)
-def test_a_slow_cpu_and_a_clock_ahead_are_told_and_kept(place: Place, fault: Fault, messages: list[str]) -> None:
-    expect(place, inspect(place, fault=fault), Code.DONE, *messages)
+def test_a_slow_cpu_is_told_and_kept(place: Place) -> None:
+    message = "warning: node1: its matrix throughput is 60% of the median\n"
+    expect(place, inspect(place, fault=multiply_slowly), Code.DONE, message)
 
 
 def test_links_within_a_node(place: Place) -> None:
@@ -207,14 +193,12 @@ def test_a_node_with_a_slow_link_between_its_gpus_is_left_out() -> None:
 
     def report(device: str) -> list[Health]:
         same = {"device": device}
-        return [
-            Health(name, (0.0, 1.0), same, rate=1.0, inside=[speed]) for name, own in speeds.items() for speed in own
-        ]
+        return [Health(name, same, rate=1.0, inside=[speed]) for name, own in speeds.items() for speed in own]
 
-    found = compare_reports(report("2 x V100"), None)
+    found = compare_reports(report("2 x V100"))
     assert found.excluded == ["node1"]
     assert found.explain() == ["node1: a link between its ranks reaches 16% of the median"]
-    found = compare_reports(report(CPU), None)
+    found = compare_reports(report(CPU))
     assert (found.excluded, found.notes) == ([], ["node1: a link between its ranks reaches 16% of the median"])
 
 
@@ -266,11 +250,11 @@ def test_a_recipe_that_has_no_room_or_is_wrong(place: Place, words: tuple[object
 
 def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
     inputs = (1e12, Path("gpt2_8b"), ["--phases.0.length", "64"], Manifest.read(place.data), 512)
-    assert check_recipe(*inputs, per_node=8) is None
+    check_recipe(*inputs, per_node=8)
     with pytest.raises(UserError, match="does not divide the 4 ranks of a node, and between nodes the sums"):
         check_recipe(*inputs, per_node=4)
     inputs[2].append("--parallel.across_nodes=true")
-    assert check_recipe(*inputs, per_node=4) == "2 nodes share a model: every layer waits for sums between them"
+    check_recipe(*inputs, per_node=4)
 
 
 @pytest.mark.slow

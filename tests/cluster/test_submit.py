@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from support.commands import run_main, write_program
 from support.training import RECIPE
 
 from cluster.submit import FOR_PLANS, main, run_program
-from data_prep import shard
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, list_splits, normalize_name
 from pretraining import train
@@ -199,24 +197,6 @@ def test_ctrl_c_takes_the_chain_back(folder: Path) -> None:
     assert "error: pretrain: interrupted; squeue --me shows whether Slurm took it" in done.stderr
 
 
-def test_tasks_of_glue_are_looked_at_one_by_one(folder: Path, submit: Submit) -> None:
-    """Of all of GLUE those are left out that are not complete; what was named is refused."""
-    glue = folder / "data" / "glue"
-    shutil.rmtree(glue / "RTE")
-    (glue / "MNLI" / "dev_mismatched.tsv").unlink()
-    (glue / "QQP" / "train.tsv").write_text("")
-    done = submit("--recipe", "recipe.toml", "--from", "finetune", "--seeds", "1")
-    assert done.returncode == 0, done.stderr
-    assert calls(folder)[0].startswith("cola sst2 mrpc stsb qnli wnli|")
-    assert "--array=0-5" in calls(folder)[0]
-    for name, told in (("rte", "RTE"), ("mnli", "the dev_mismatched split is missing"), ("qqp", "train.tsv: empty")):
-        [line] = [line for line in done.stderr.splitlines() if line.startswith(f"warning: {name} is left out: ")]
-        assert told in line
-    done = submit("--from", "finetune", "--tasks", "cola", "rte")
-    assert (done.returncode, len(calls(folder))) == (2, 2)
-    assert "data/glue/RTE: the train split is missing" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("line", "shown"),
     [
@@ -253,8 +233,6 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
     [
         (["--text", "nowhere"], "--text nowhere: no such file or folder"),
         (["--recipe", "recipe.toml", "--phases.0.stps", "3"], "did you mean phases.0.steps?"),
-        (["--tasks", "rte", "rte"], "--tasks rte rte: rte is named twice"),
-        (["--from", "gather", "CLOZE_TASKS=rte rte"], "CLOZE_TASKS rte rte: rte is named twice"),
         (["--from", "finetune", "--run", "runs/none"], "--run runs/none: no such folder"),
         (["--recipe", "demo", "--gpu=h100-80"], "--gpu=h100-80: only for train.py --check"),
         (["--tasks", "squd"], "--tasks squd: there is cola"),
@@ -283,7 +261,7 @@ def arguments_checked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Checks arguments in a process that has PyTorch loaded; the variables of a site with a Python and two ranks."""
 
     def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[str, str]:
-        if "cluster/check_arguments.py" not in command:
+        if "pretraining/train.py" not in command:
             return run_program(command, variables)
         done = processes.run_program(command[1], command[2:], Path.cwd(), 90.0, **(variables or {}))
         if done.code:
@@ -298,7 +276,7 @@ def arguments_checked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
     folder: Path, submit: Submit, arguments_checked: dict[str, str]
 ) -> None:
-    words = ["--to", "pretrain", "--script", "pretrain_gpt2_8b", "--for-prepare=--lengths 1024 --pairs none"]
+    words = ["--to", "pretrain", "--script", "pretrain_gpt2_8b"]
     done = submit(*words, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": ""})
     assert (done.returncode, len(calls(folder))) == (0, 2), done.stderr
     for own, ranks in (
@@ -311,45 +289,19 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
 
 
 @pytest.mark.parametrize(
-    ("chain", "words", "messages"),
+    ("words", "message"),
     [
-        (
-            "pipeline",
-            ["--for-prepare", "--lengths 32"],
-            ["the recipe has a phase of length 64, longer than all shards; add --lengths 32 64"],
-        ),
-        (
-            "pipeline",
-            ["--for-prepare", "--seed -1", "--phases.0.stps", "3", "--for-finetune", "--epochz 3"],
-            ["--seed -1: from 0", "did you mean phases.0.steps?", "epochz"],
-        ),
-        ("pipeline", ["--for-prepare", "--lenghts 32"], ["--lenghts"]),
-        ("pipeline", ["--from", "pretrain"], ["--shards data/wiki: no "]),
-        ("tables", ["--table", "5", "--scail", "tiny"], ["--scail"]),
+        (["--phases.0.stps", "3"], "did you mean phases.0.steps?"),
+        (["--time-limit", "soon"], "--time-limit soon: "),
+        (["--from", "pretrain"], "--shards data/wiki: no "),
     ],
 )
-def test_words_that_a_step_does_not_know_are_refused(
-    folder: Path, submit: Submit, arguments_checked: dict[str, str], chain: str, words: list[str], messages: list[str]
+def test_words_that_train_does_not_know_are_refused(
+    folder: Path, submit: Submit, arguments_checked: dict[str, str], words: list[str], message: str
 ) -> None:
-    recipe = ["--recipe", "recipe.toml"] if chain == "pipeline" else []
-    done = submit(*recipe, *words, chain=chain, **arguments_checked)
+    done = submit("--recipe", "recipe.toml", *words, **arguments_checked)
     assert (done.returncode, calls(folder)) == (2, [])
-    assert [message for message in messages if message not in done.stderr] == [], done.stderr
-
-
-def test_shards_of_other_settings_are_refused_by_the_option_of_the_chain(
-    folder: Path, submit: Submit, arguments_checked: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    made = ["--docs", "wiki", "--out", "data/wiki", "--lengths", "32", "--vocab-size", "300", "--workers", "1"]
-    run_main(shard.main, *made)
-    chain = ["--recipe", "recipe.toml", "--to", "pretrain", "--for-prepare"]
-    done = submit(*chain, "--lengths 32 64 --vocab-size 300", **arguments_checked)
-    assert (done.returncode, calls(folder)) == (2, [])
-    assert "--lengths was 32, now 32 64" in done.stderr
-    assert "give the same settings to continue, another --shards, or remove the folder" in done.stderr
-    done = submit(*chain, "--lengths 32 --vocab-size 300", "--phases.1.length", "32", **arguments_checked)
-    assert done.returncode == 0, done.stderr
+    assert message in done.stderr
 
 
 def test_it_is_at_home_in_clozes_folder_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

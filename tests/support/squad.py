@@ -40,7 +40,7 @@ def write_squad(path: Path, articles: Sequence[dict[str, Any]]) -> Path:
 
 def questions(folder: Path, items: list[dict[str, Any]], context: str = "x") -> list[Question]:
     """Questions on one context, as they are read."""
-    return list(read_squad(write_squad(folder / "questions.json", [article("t", [(context, items)])])).questions)
+    return read_squad(write_squad(folder / "questions.json", [article("t", [(context, items)])]))[1]
 
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -26,8 +26,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from finetuning.results import RunResult
 from finetuning.session import charts
 from finetuning.session.item_checks import Measured
-from finetuning.tasks.scores import describe_classes, tally
-from finetuning.tasks.task import Lengths
+from finetuning.tasks.scores import count_answers, describe_classes
+from finetuning.tasks.task import PieceLengths
 from pretraining.reporting import figures
 
 
@@ -161,12 +161,12 @@ def test_the_colours_of_a_grid_are_alike_where_scores_may_be_one() -> None:
 
 def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave() -> None:
     right, said = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 0, 1, 1])
-    figure = charts.draw_classes(describe_classes(["a", "b", "never"], tally(right, said, 3)), "own, dev")
+    figure = charts.draw_classes(describe_classes(["a", "b", "never"], count_answers(right, said, 3)), "own, dev")
     shown = [text.get_text() for text in figure.axes[0].texts]
     assert shown == ["75.0% of 4", "100.0% of 1", "none", "100.0% of 3", "50.0% of 2", "none"]
     assert overlaps(figure) == []
     names = [*"abc"] + [f"n{number}" for number in range(57)]
-    figure = charts.draw_classes(describe_classes(names, tally(right, said, 60)), "own")
+    figure = charts.draw_classes(describe_classes(names, count_answers(right, said, 60)), "own")
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels[:2] == ["a", "b"], "before those without items"
     assert len(labels) == charts.MOST_CLASSES
@@ -175,7 +175,7 @@ def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave()
 
 def test_lengths_have_the_cut_marked() -> None:
     for limit, told in ((16, "length = 16: 84.0% are cut off there, the longest has 100"), (512, "none is longer")):
-        lengths = Lengths("texts", "length", limit, lambda numbers: numbers)
+        lengths = PieceLengths("texts", "length", limit, lambda numbers: numbers)
         figure = charts.draw_lengths([Measured(lengths, np.arange(1, 101), is_sample=False)] * 2, "own, train")
         assert any(told in text for text in texts(figure))
         bars: list[Any] = [*figure.axes[0].patches]

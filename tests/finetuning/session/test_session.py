@@ -140,8 +140,6 @@ def test_it_says_which_questions_it_learns_from_and_which_it_scores(toy: Toy, el
         said = tune([*command, *words], "run_squad")
         assert f"squad1: reads some-train-v1.1.json of {data}\n" in said
         assert "1 of its 4 questions (1 whole articles) are held out from training and scored" in said
-    said = tune([*command, "--train", train, "--dev", train, "--hold-out", 0.5], "run_squad", code=2)
-    assert "--hold-out and --dev: both say what is scored" in said
     for name in ("a", "b"):
         write_squad(data / f"{name}-dev-v1.1.json", articles)
     told = "which is the dev split? name one of them with --dev: a-dev-v1.1.json, b-dev-v1.1.json"

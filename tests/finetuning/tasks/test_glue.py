@@ -161,8 +161,8 @@ def test_short_rows_of_qqp_are_skipped_and_counted(glue: Path) -> None:
     task = open_task("qqp", glue)
     assert (len(task.train), len(task.dev["dev"])) == (2, 1)
     assert [note.removeprefix(str(glue)) for note in task.notes[1:]] == [
-        "/QQP/train.tsv: 2 rows with too few columns were skipped",
-        "/QQP/dev.tsv: 1 row with too few columns was skipped",
+        "/QQP/train.tsv: rows with too few columns, which are skipped: 2",
+        "/QQP/dev.tsv: rows with too few columns, which are skipped: 1",
     ]
 
 
@@ -225,13 +225,17 @@ def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_th
         ("RTE/train.tsv", "", "the file is empty"),
         ("RTE/train.tsv", PAIRS, "no rows after the names of the columns (index, sentence1, sentence2, label)"),
         ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tperhaps\n", "2: unknown label 'perhaps'; the labels are entailment"),
-        ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tentailment\n1\tA.\tB.\t\n", "3: the label is empty; the labels are"),
+        ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tentailment\n1\tA.\tB.\t\n", "3: unknown label ''; the labels are"),
         ("CoLA/dev.tsv", "gj04\t2\t\tDev.\n", "1: unknown label '2'; the labels are unacceptable"),
         ("CoLA/dev.tsv", "gj04\t1\tDev.\n", "1: 3 columns where there are 4"),
         ("RTE/dev.tsv", "sentence\tlabel\nA.\t1\n", "1: 2 columns where at least 3 are needed: sentence, label"),
         ("QQP/train.tsv", "id\ta\tb\tc\td\te\n1\t1\t2\tA?\tB?\t1\t0\n", "2: 7 columns where there are 6"),
         ("STS-B/dev.tsv", f"{STSB}\tscore\n{STSB_ROW.format(0, 'X.', 'Y.')}\t5.1\n", "2: the score '5.1' is not a"),
-        ("STS-B/dev.tsv", f"{STSB}\tscore\n{STSB_ROW.format(0, 'X.', 'Y.')}\t\n", "2: the score is empty"),
+        (
+            "STS-B/dev.tsv",
+            f"{STSB}\tscore\n{STSB_ROW.format(0, 'X.', 'Y.')}\t\n",
+            "2: the score '' is not a",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_file_is_told_with_its_line(file: str, content: str, said: str, glue: Path) -> None:

@@ -24,10 +24,10 @@ from finetuning.tasks.scores import (
     compute_figures,
     compute_probabilities,
     compute_wilson_limits,
+    count_answers,
     describe_classes,
     estimate_share_spread,
     is_degenerate,
-    tally,
 )
 from pretraining.architectures.weights import TaskHead
 
@@ -177,10 +177,10 @@ def test_many_items_take_a_second_at_most() -> None:
 
 
 def test_classes_have_their_items_and_null_where_there_are_none() -> None:
-    found = describe_classes(("a", "b", "c"), tally(np.array([0, 0, 1]), np.array([0, 1, 1]), 3))
+    found = describe_classes(("a", "b", "c"), count_answers(np.array([0, 0, 1]), np.array([0, 1, 1]), 3))
     assert (found["a"]["items"], found["a"]["said"], found["a"]["recall"], found["a"]["precision"]) == (2, 1, 0.5, 1)
     assert found["c"]["recall"] is found["c"]["recall_spread"] is None
-    several = tally(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [0, 1]]))
+    several = count_answers(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [0, 1]]))
     assert describe_classes(("x", "y"), several)["x"]["recall"] == 0.5
 
 

@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,9 +158,8 @@ def test_questions_of_a_paragraph_share_their_context(tmp_path: Path) -> None:
     """And a question of blanks is one: the official training file has it."""
     asked = [item("a", "q", ["été"]), item("b", "   ", ["red"])]
     path = write_squad(tmp_path / "d.json", [article("t", [("red été", asked)])])
-    squad = read_squad(path)
-    first, second = squad.questions
-    assert squad.version == "1.1"
+    version, (first, second) = read_squad(path)
+    assert version == "1.1"
     assert first.context is second.context
     assert (first.golds[0].text, first.golds[0].start, first.article) == ("été", 4, "t")
     assert (second.text, second.where) == ("   ", f"{path}: data[0].paragraphs[0].qas[1]")
@@ -171,7 +168,7 @@ def test_questions_of_a_paragraph_share_their_context(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_windows_line_ends_are_no_fault(tmp_path: Path) -> None:
     path = write_squad(tmp_path / "d.json", [article("t", [("red", [item("a", "q", ["red"])])])])
     path.write_bytes(("\ufeff" + path.read_text()).replace("\n", "\r\n").encode())
-    assert len(read_squad(path).questions) == 1
+    assert len(read_squad(path)[1]) == 1
 
 
 @pytest.mark.parametrize(
@@ -182,7 +179,7 @@ def test_the_version_is_found_from_the_data(tmp_path: Path, version: str | None,
     one: dict[str, Any] = item("a", "q", ["red"]) | ({} if flag is None else {"is_impossible": flag})
     content = {"data": [article("t", [("red", [one])])]} | ({"version": version} if version else {})
     (tmp_path / "d.json").write_text(json.dumps(content))
-    assert read_squad(tmp_path / "d.json").version == found
+    assert read_squad(tmp_path / "d.json")[0] == found
 
 
 PLACE = r"d\.json: data\[0\]\.paragraphs\[0\]"
@@ -191,20 +188,26 @@ PLACE = r"d\.json: data\[0\]\.paragraphs\[0\]"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: data["data"][0].pop("paragraphs"), r"d\.json: data\[0\]: no 'paragraphs'"),
-        (lambda data: data.pop("data"), r"d\.json: no 'data'"),
-        (lambda data: data.update(data={}), r"d\.json: 'data' is \{\}, not a list"),
-        (lambda data: data.update(data=[3]), r"d\.json: data\[0\]: 3, not a table"),
+        (
+            lambda data: data["data"][0].pop("paragraphs"),
+            r"d\.json: data\[0\]: 'paragraphs' should be a list; it is null",
+        ),
+        (lambda data: data.pop("data"), r"d\.json: 'data' should be a list"),
+        (lambda data: data.update(data={}), r"d\.json: 'data' should be a list; it is \{\}"),
+        (lambda data: data.update(data=[3]), r"d\.json: data\[0\]: 'paragraphs' should be a list"),
         (lambda data: data.update(data=[]), r"d\.json: no questions"),
-        (lambda data: paragraph(data).pop("context"), rf"{PLACE}: no 'context'"),
-        (lambda data: paragraph(data).update(context=""), rf"{PLACE}: 'context' is empty"),
+        (lambda data: paragraph(data).pop("context"), rf"{PLACE}: 'context' should be text; it is null"),
+        (lambda data: paragraph(data).update(context=""), rf"{PLACE}: 'context' should be text; it is \"\""),
         (lambda data: paragraph(data).update(context="a\ud800"), rf"{PLACE}: 'context' has half of a character"),
-        (lambda data: qa(data).update(question=""), rf"{PLACE}\.qas\[0\]: 'question' is empty"),
-        (lambda data: qa(data).update(id=7), rf"{PLACE}\.qas\[0\]: 'id' is 7, not text"),
-        (lambda data: qa(data).pop("answers"), rf"{PLACE}\.qas\[0\]: no 'answers'"),
+        (lambda data: qa(data).update(question=""), rf"{PLACE}\.qas\[0\]: 'question' should be text"),
+        (lambda data: qa(data).update(id=7), rf"{PLACE}\.qas\[0\]: 'id' should be text; it is 7"),
+        (lambda data: qa(data).pop("answers"), rf"{PLACE}\.qas\[0\]: 'answers' should be a list"),
         (lambda data: qa(data).update(answers=[]), rf"{PLACE}\.qas\[0\]: no answer"),
-        (lambda data: qa(data)["answers"][0].pop("text"), rf"{PLACE}\.qas\[0\]\.answers\[0\]: no 'text'"),
-        (lambda data: qa(data)["answers"][0].update(answer_start="0"), r"answers\[0\]: 'answer_start' is \"0\""),
+        (lambda data: qa(data)["answers"][0].pop("text"), rf"{PLACE}\.qas\[0\]\.answers\[0\]: 'text' should be text"),
+        (
+            lambda data: qa(data)["answers"][0].update(answer_start="0"),
+            r"answers\[0\]: 'answer_start' should be a whole number; it is \"0\"",
+        ),
         (lambda data: qa(data).update(is_impossible=True), rf"{PLACE}\.qas\[0\]: says is_impossible, and has answers"),
         (
             lambda data: paragraph(data)["qas"].append(qa(data)),
@@ -229,51 +232,11 @@ def qa(data: Any) -> Any:
 
 def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
-    for content in (b"", b"{", b"[1]", b"\xff\xfe\x00", b"PAR1 and no more", b"[" * 100_000):
+    for content in (b"", b"{", b"[1]", b"\xff\xfe\x00", b"[" * 100_000):
         path.write_bytes(content)
         assert "d.json" in refusal(read_squad, path)
     for path in (tmp_path, tmp_path / "none.json"):
         assert f"{path}: cannot be read" in refusal(read_squad, path)
-
-
-def hub_rows(golds: list[list[str]]) -> dict[str, list[Any]]:
-    return {
-        "id": [str(number) for number in range(len(golds))],
-        "title": ["t"] * len(golds),
-        "context": ["red été"] * len(golds),
-        "question": ["q"] * len(golds),
-        "answers": [{"text": each, "answer_start": ["red été".find(text) for text in each]} for each in golds],
-    }
-
-
-def test_the_parquet_of_the_hub_is_the_json(tmp_path: Path) -> None:
-    pq.write_table(pa.table(hub_rows([["été"], ["red", "red"]])), tmp_path / "one.parquet")
-    squad = read_squad(tmp_path / "one.parquet")
-    asked = questions(tmp_path, [item("0", "q", ["été"]), item("1", "q", ["red", "red"])], "red été")
-    assert squad.version == "1.1"
-    assert squad.questions[0].context is squad.questions[1].context
-    same = [(each.id, each.text, each.context, each.golds, each.article) for each in asked]
-    assert [(each.id, each.text, each.context, each.golds, each.article) for each in squad.questions] == same
-    pq.write_table(pa.table(hub_rows([["été"], []])), tmp_path / "two.parquet")
-    assert read_squad(tmp_path / "two.parquet").version == "2.0"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda rows: rows.pop("context"), "no column 'context'; there is: id, title"),
-        (lambda rows: rows.update(question=["q", ""]), "row 2: 'question' is empty"),
-        (lambda rows: rows.update(id=["0", None]), "row 2: 'id' is null, not text"),
-        (lambda rows: rows.update(answers=["red", "red"]), "row 1: 'answers' is \"red\", not a table"),
-        (lambda rows: rows["answers"][1]["answer_start"].append(3), "row 2: 1 answers with 2 answer_start"),
-        (lambda rows: rows.update(id=["0", "0"]), "row 2: repeats the id '0' of .*row 1"),
-    ],
-)
-def test_a_fault_of_parquet_is_named_with_its_row(tmp_path: Path, change: Any, message: str) -> None:
-    rows = hub_rows([["été"], ["red"]])
-    change(rows)
-    pq.write_table(pa.table(rows), tmp_path / "d.parquet")
-    assert_refusal(message, read_squad, tmp_path / "d.parquet")
 
 
 def test_predictions_and_odds_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -330,8 +293,6 @@ def test_version_1_counts_and_names_what_is_missing(typed: Typed, first: Path, t
     assert figures == {"exact_match": 50.0, "f1": 50.0}
     assert "no answer for 1 id (b): counted as wrong" in said
     assert "4 ids (z1, z2, z3, …) no question of" in said
-    code, _, said = typed(first, predictions, "--na-prob-thresh", "0.5")
-    assert (code, "--na-prob-thresh: " in said) == (2, True)
 
 
 def test_version_2_with_odds_has_best_thresholds(typed: Typed, second: Path, tmp_path: Path) -> None:
@@ -339,12 +300,9 @@ def test_version_2_with_odds_has_best_thresholds(typed: Typed, second: Path, tmp
     groups = [f"{prefix}{name}" for prefix in ("", "HasAns_", "NoAns_") for name in ("exact", "f1", "total")]
     figures = typed(second, predictions)[1]
     assert (list(figures), figures["exact"]) == (groups, 50.0)
-    assert "is a limit of --null-odds" in typed(second, predictions, "--na-prob-thresh", "0.25")[2]
     odds = write(tmp_path / "o.json", {"a": -3, "b": 0.5})
-    out = tmp_path / "figures.json"
-    code, figures, said = typed(second, predictions, "--null-odds", odds, "--na-prob-thresh", "0.25", "--out", out)
+    code, figures, said = typed(second, predictions, "--null-odds", odds, "--na-prob-thresh", "0.25")
     assert (code, said) == (0, "")
-    assert figures == json.loads(out.read_text())
     assert list(figures) == [*groups, *(f"best_{name}{end}" for name in ("exact", "f1") for end in ("", "_thresh"))]
     assert figures["exact"] == figures["NoAns_f1"] == figures["best_f1"] == 100.0
     assert figures["best_exact_thresh"] == -3
@@ -370,7 +328,6 @@ def test_what_cannot_be_scored_is_refused(typed: Typed, first: Path, tmp_path: P
         ((first, tmp_path / "none.json"), "none.json: cannot be read: No such file"),
         ((first, first), "dev-v1.1.json: 'data'"),
         ((first, predictions, "--null-odds", predictions), "--null-odds: "),
-        ((first, predictions, "--out", tmp_path / "p.json" / "out.json"), "out.json: cannot be written"),
     ):
         code, figures, said = typed(*arguments)
         assert (code, figures) == (2, None)

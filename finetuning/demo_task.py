@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from data_prep.common.errors import Checks, UserError, quote
+from data_prep.common.errors import UserError, quote
 from data_prep.common.files import replacing
 from data_prep.common.outputs import making
 from data_prep.fetching.client import Client, FetchOptions
@@ -27,6 +27,8 @@ HIDDEN = "package"
 """Replaces the name of a package in a text."""
 SHORTEST = 80
 """Minimum characters of a text."""
+PACKAGES, COUNTS = 8, {"train": 250, "dev": 100}
+"""The number of packages, those with the most texts, and of the texts of each that are trained on and scored."""
 OPENING = """\
 # Which package does this documentation string come from? Every word with the name of one of them is hidden as
 # "package". No module of dev is in train, or in the demo corpus.
@@ -45,27 +47,15 @@ class FetchDemo(FetchOptions):
 
     out: Path | None = None
     """Folder for the task (default: data/demo-task)."""
-    packages: int = 8
-    """Number of packages: those with the most texts."""
-    train: int = 250
-    """Texts of each package to train on."""
-    dev: int = 100
-    """Texts of each package to score."""
     replace: bool = False
     """Replace files of these names that something else has made."""
-
-    def checks(self) -> Checks:
-        """Checks that the task is large enough."""
-        yield from super().checks()
-        yield self.packages >= 2, f"--packages {self.packages}: at least 2"
-        yield self.train >= 1 and self.dev >= 1, f"--train {self.train}, --dev {self.dev}: at least 1 each"
 
     def fetch(self, client: Client) -> str:
         """Writes the task; returns the command that fine-tunes on it."""
         out = self.out or Path("data/demo-task")
         with making([out / TASK, out / "train.jsonl", out / "dev.jsonl"], "fetch.py demo", [], self.replace):
             read, unread = demo.halves()
-            splits = self.choose(collect_texts(read), collect_texts(unread))
+            splits = choose_splits(collect_texts(read), collect_texts(unread))
             for split, texts in splits.items():
                 with replacing(out / f"{split}.jsonl") as file:
                     for package, own in texts.items():
@@ -73,26 +63,27 @@ class FetchDemo(FetchOptions):
                         file.writelines(json.dumps(row).encode() + b"\n" for row in rows)
             with replacing(out / TASK) as file:
                 file.write(OPENING.encode())
-        client.console.print(f"{out / TASK}: {self.train} texts of each of {', '.join(splits['train'])}")
+        client.console.print(f"{out / TASK}: {COUNTS['train']} texts of each of {', '.join(splits['train'])}")
         return f"python finetuning/run_task.py {quote(out / TASK)}"
 
-    def choose(self, read: Mapping[str, set[str]], unread: Mapping[str, set[str]]) -> dict[str, dict[str, list[str]]]:
-        """Chooses the texts of both splits, the same number for each package; no text occurs twice."""
-        owners = Counter(text for half in (read, unread) for texts in half.values() for text in texts)
-        own, other = (
-            {name: {text for text in texts if owners[text] == 1} for name, texts in half.items()}
-            for half in (read, unread)
-        )
-        enough = [name for name in own if len(own[name]) >= self.train and len(other.get(name, ())) >= self.dev]
-        names = sorted(sorted(enough, key=lambda name: (-len(own[name]), name))[: self.packages])
-        if len(names) < self.packages:
-            there = f"{len(names)} of the installed packages have {self.train} and {self.dev} texts"
-            raise UserError(f"--packages {self.packages}: {there}; take fewer, or fewer texts with --train and --dev")
-        named = build_name_pattern(names)
-        return {
-            split: {name: [named.sub(HIDDEN, text) for text in choose_texts(texts[name], count)] for name in names}
-            for split, texts, count in (("train", own, self.train), ("dev", other, self.dev))
-        }
+
+def choose_splits(read: Mapping[str, set[str]], unread: Mapping[str, set[str]]) -> dict[str, dict[str, list[str]]]:
+    """Chooses the texts of both splits, the same number for each package; no text occurs twice."""
+    owners = Counter(text for half in (read, unread) for texts in half.values() for text in texts)
+    halves = {
+        split: {name: {text for text in texts if owners[text] == 1} for name, texts in half.items()}
+        for split, half in (("train", read), ("dev", unread))
+    }
+    own = halves["train"]
+    enough = [name for name in own if all(len(halves[split].get(name, ())) >= COUNTS[split] for split in COUNTS)]
+    names = sorted(sorted(enough, key=lambda name: (-len(own[name]), name))[:PACKAGES])
+    if len(names) < 2:
+        raise UserError(f"{len(names)} of the installed packages have enough documentation strings, and it takes 2")
+    named = build_name_pattern(names)
+    return {
+        split: {name: [named.sub(HIDDEN, text) for text in choose_texts(half[name], COUNTS[split])] for name in names}
+        for split, half in halves.items()
+    }
 
 
 def collect_texts(files: Sequence[Path]) -> dict[str, set[str]]:
