@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from data_prep.common.errors import SharedError, UserError
 from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
+from finetuning.inputs import Items
 from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.results import MODEL, RESULTS, Begun
@@ -66,6 +67,8 @@ class Base:
     from_scratch: bool = False
     backward: StoredModel | None = None
     """A second, right-to-left model whose frozen features are concatenated with those of the first."""
+    kept: dict[str, Mapping[str, Items]] = field(default_factory=dict, compare=False, repr=False)
+    """The items of the task at work with their frozen activations, by checksum of the encoders, for its later runs."""
 
     @property
     def models(self) -> tuple[StoredModel, ...]:

@@ -19,7 +19,7 @@ from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
-from finetuning.running.kept import ActivationCache
+from finetuning.running.kept import keep_activations
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
 from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
 from pretraining.checkpoint.loop import Loop
@@ -117,13 +117,16 @@ class Tuner(Loop):
         return self.state
 
     def keep_activations(self) -> None:
-        """Caches the activations of frozen encoders if there is room."""
-        model, settings, world = self.engine.model, self.settings, self.context.world
+        """Keeps the activations of frozen encoders if there is room, for later runs of the task too."""
+        model, kept, world = self.engine.model, self.base.kept, self.context.world
         if isinstance(model, FeatureModel):
-            called = f"-seed{settings.seed}" if self.base.from_scratch else ""
-            parts = (self.engine.dtype, self.run.folder.parent, settings.features.cache_gb, self.context, self.log.say)
-            self.items = ActivationCache(model.frozen, *parts, called).keep(self.items)
-            self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
+            key = f"{self.task.name} {model.frozen.compute_fingerprint(self.engine.dtype)}"
+            if key not in kept:
+                kept.clear()
+                limit, say = self.settings.features.cache_gb, self.log.say
+                kept[key] = keep_activations(self.items, model.frozen, self.engine.dtype, limit, self.context, say)
+            self.items = kept[key]
+            self.batches = TrainingBatches(self.items["train"], self.settings, world.rank, world.size)
 
     def close(self) -> None:
         """Waits for checkpoints being saved, and frees the memory for the next run."""

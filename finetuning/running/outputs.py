@@ -57,6 +57,13 @@ def name_shortage(cure: str = "take a smaller --micro_batch, or a shorter --leng
         raise UserError(f"this does not fit into memory; {cure}") from error
 
 
+def give_up_if_asked(context: Context) -> None:
+    """Raises GivenUpError if a signal asks to stop. All ranks call it together."""
+    context.watch.mark()
+    if context.control.stop_requested_anywhere():
+        raise GivenUpError
+
+
 def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
     """Computes the logits of splits with a model in training."""
     engine.deepspeed.eval()
@@ -70,9 +77,7 @@ def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items]
     """Computes the logits of splits, the same on every rank; GivenUpError if a signal asks to stop."""
 
     def forward_unless_stopped(batch: TaskBatch) -> Tensor:
-        context.watch.mark()
-        if context.control.stop_requested_anywhere():
-            raise GivenUpError
+        give_up_if_asked(context)
         return forward(batch)
 
     world = context.world
