@@ -114,7 +114,7 @@ def test_two_encoders_of_elmo_stand_side_by_side(toy: Toy) -> None:
     again = launch(one_way(toy).command("elmo-again", *mix, "--cache-gb", "0"))
     out, said = assert_continues_and_answers(one_way(toy), "elmo", *mix)
     assert "and are computed once" in said
-    assert "more than --cache-gb 0 leaves: they are computed again in every epoch" in assert_well(again.wait())
+    assert "more than --cache-gb 0: they are computed again in every epoch" in assert_well(again.wait())
     assert losses(toy.folder / "elmo-again") == pytest.approx(losses(out), rel=1e-5)
     write_bert(other_way, VOCABULARY, objective="rtl")
     assert "is not the model that it learned on" in refusal(load, out / "toy")
