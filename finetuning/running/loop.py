@@ -21,7 +21,7 @@ from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
 from finetuning.running.kept import keep_activations
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
-from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
+from finetuning.running.records import ScoreRecord, TuningStep
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -31,6 +31,7 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
+from pretraining.reporting.records import Progress
 
 
 class TuningState(BaseModel):
@@ -68,9 +69,8 @@ def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Ten
 class Tuner(Loop):
     """Trains one run of a task. All ranks use it together."""
 
-    def __init__(self, run: Run, base: Base, context: Context, epochs_after: float = 0.0) -> None:
-        """Starts from the initial model, or from the newest checkpoint in the run's folder. Other runs of the task have
-        `epochs_after` epochs left."""
+    def __init__(self, run: Run, base: Base, context: Context) -> None:
+        """Starts from the initial model, or from the newest checkpoint in the run's folder."""
         task, settings, folder = run.task, run.settings, run.folder
         checkpoint = find_newest_whole(folder, context.warn)
         of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
@@ -91,7 +91,7 @@ class Tuner(Loop):
         self.items: Mapping[str, Items] = {"train": task.train, **task.dev, **task.test}
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
-        self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
+        self.begun, self.first_step = time.monotonic(), self.state.step
         self.logged: TuningStep | None = None
         self.next_record = 0
 
@@ -182,8 +182,7 @@ class Tuner(Loop):
     def log_step(self) -> None:
         """Writes the record of the steps since the last one."""
         steps, learning_rate, norm = self.meter.steps, self.meter.learning_rate, self.engine.gradient_norm
-        left, all_left = self.estimate_seconds_left()
-        totals, speed = self.meter.flush(seconds_left=left)
+        totals, speed = self.meter.flush(seconds_left=self.estimate_seconds_left())
         seconds, items = steps * speed.seconds_per_step, int(totals["items"])
         language = totals["language"] / max(totals["predictions"], 1) if self.settings.language_loss else None
         record = TuningStep(
@@ -195,7 +194,6 @@ class Tuner(Loop):
             items_per_second=items / seconds,
             speed=speed,
             total_steps=self.steps,
-            all_left=all_left,
             language_loss=language,
         )
         if not math.isfinite(record.loss):
@@ -212,17 +210,15 @@ class Tuner(Loop):
             step = self.state.step
             if step >= self.next_record:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
-            left = self.estimate_seconds_left()[0] if step > self.first_step else None
-            seconds = time.monotonic() - self.begun
-            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
+            estimates = self.meter.estimate(None, self.estimate_seconds_left())
+            place = (step, self.steps, 1, 1, self.next_record)
+            self.log.show(Progress("training", *place, *estimates, self.logged))
 
-    def estimate_seconds_left(self) -> tuple[float, float]:
-        """Estimates the seconds left for the run, and for all runs of the task if there are others, from the time of
-        its steps since this start, including evaluation and saving."""
-        seconds = (time.monotonic() - self.begun) / (self.state.step - self.first_step)
-        left = seconds * (self.steps - self.state.step)
-        after = seconds * self.epochs_after * len(self.task.train) / self.settings.batch
-        return left, left + after if after else 0.0
+    def estimate_seconds_left(self) -> float | None:
+        """Estimates the seconds left for the run from the time of its steps since this start, including evaluation and
+        saving; None before the first."""
+        done = self.state.step - self.first_step
+        return (time.monotonic() - self.begun) / done * (self.steps - self.state.step) if done else None
 
     def score_where_due(self) -> None:
         """Evaluates dev when due, once; keeps the last weights, or with early stopping the best."""

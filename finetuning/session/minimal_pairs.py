@@ -32,7 +32,7 @@ from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.terminal import make_table
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult, format_percent
-from finetuning.running.base import RUNS, compute_checksum, find_model, list_notes, summarize_model
+from finetuning.running.base import RUNS, compute_checksum, find_model, list_casing_doubts, summarize_model
 from finetuning.session.flags import find_data
 from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
@@ -113,7 +113,7 @@ def score_pairs(wanted: RunPairs, console: Console) -> None:
     counts.require_telling(f"--pairs {path}")
     asked = Questions(model, scorer, path, pairs, counts, begun, out, console)
     console.print(f"model {model.name}; {len(pairs):,} pairs of {path}\nresults go to {out}")
-    for note in (*list_notes(model), *counts.list_doubts()):
+    for note in (*list_casing_doubts(model), *counts.list_doubts()):
         console.print(note)
     with locked(out / LOCK, f"--out {out}", BUSY):
         require_same(asked)

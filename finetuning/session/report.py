@@ -30,8 +30,6 @@ from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 
 SHOWN = 10
 """Maximum runs of a task in the table."""
-TOGETHER = 2
-"""Figures on a line of a terminal of 80 columns."""
 
 
 def build_plan(
@@ -46,16 +44,17 @@ def build_plan(
         table.add_row(*row, str(len(own)), " or ".join(f"{count:,}" for count in sorted(steps)))
     yield from ("", table, "")
     every = [run.settings for own in runs.values() for run in own]
+    varied = {name: dict.fromkeys(getattr(own, field) for own in every) for field, name in VARIED.items()}
     common = make_table("how", "")
-    for field, name in VARIED.items():
-        values = dict.fromkeys(getattr(own, field) for own in every)
-        common.add_row(name, ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
-    common.add_row("warm-up", f"{settings.warmup:.0%} of the steps, then {settings.decay}")
-    common.add_row("length", f"{settings.length} pieces")
-    common.add_row("precision", settings.precision.dtype)
-    s = "s" * (share.threads > 1)
-    common.add_row("at a time", f"{share.jobs} of {len(every)} runs, {share.threads} thread{s} each")
-    common.add_row("memory of a run", f"{memory / 1e9:.1f} GB, an estimate")
+    for name, value in {
+        **{name: ", ".join(map(str, values)) for name, values in varied.items()},
+        "warm-up": f"{settings.warmup:.0%} of the steps, then {settings.decay}",
+        "length": f"{settings.length} pieces",
+        "precision": settings.precision.dtype,
+        "at a time": f"{share.jobs} of {len(every)} runs, threads of each: {share.threads}",
+        "memory of a run": f"{memory / 1e9:.1f} GB, an estimate",
+    }.items():
+        common.add_row(name, value)
     yield common
 
 
@@ -161,7 +160,7 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     lines on failures and on what to do next."""
     runs = make_table("task", "run", ">score", ">time", "")
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
-    scores = make_table("task", "split", ">items", "scores of the best run, ± by chance")
+    scores = make_table("task", "split", ">items", "score of the best run", "± by chance")
     for result in results:
         for row in list_rows(result.runs):
             runs.add_row(result.task, *row)
@@ -169,10 +168,9 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
         figures = map(format_percent, (result.score, result.mean, result.median, lowest, highest))
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
-            said = [f"{name} {format_percent(value, result.get_spread(split, name))}" for name, value in table.items()]
             place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
-            for begin in range(0, len(said), TOGETHER):
-                scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
+            for name, value in table.items():
+                scores.add_row(*place, name, format_percent(value, result.get_spread(split, name)))
     yield from ("", runs, "", tasks, "", scores, "")
     yield from describe_averages(every)
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
