@@ -122,6 +122,6 @@ def draw_task(task: Task, folder: Path, result: TaskResult) -> list[str]:
 def _draw_answers(task: Task, predictions: Path, split: str) -> Figure | None:
     """Draws the answers of the best run against the right ones; None for a task without classes."""
     compared = task.read_compared(split, predictions)
-    if compared is None or not compared.names:
+    if compared is None:
         return None
     return draw_confusion(compared.right, compared.said, compared.names, f"{task.name}, {split}")
