@@ -173,13 +173,11 @@ def list_casing_doubts(model: StoredModel) -> list[str]:
     cased = model.vocabulary.cased
     if cased == has_capitals(model.vocabulary.pieces):
         return []
-    doubt = "text is put into lower case, but there are pieces with capitals, which it never matches"
-    trained, switch = "with case", "false"
+    doubt = "text is put into lower case, but there are pieces with capitals"
     if cased:
-        doubt = "text keeps its capitals, but no piece has one, so that words with capitals are unknown"
-        trained, switch = "in lower case", "true"
-    cure = f"write do_lower_case = {switch} into its tokenizer_config.json"
-    return [f"{model.name}: {doubt}: if the model was trained on text {trained}, {cure}"]
+        doubt = "text keeps its capitals, but no piece has one"
+    cure = f"write do_lower_case = {str(cased).lower()} into its tokenizer_config.json"
+    return [f"{model.name}: {doubt}; unless the model was trained so, {cure}"]
 
 
 def summarize_model(model: StoredModel) -> BaseSummary:

@@ -56,7 +56,6 @@ class TuningState(BaseModel):
         return self.model_dump()
 
 
-SMALLER = "take a smaller model, or a narrower or shallower BiLSTM"
 CONTINUES = "the same command goes on from the last checkpoint"
 
 
@@ -74,7 +73,7 @@ class Tuner(Loop):
         task, settings, folder = run.task, run.settings, run.folder
         checkpoint = find_newest_whole(folder, context.warn)
         of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
-        with name_shortage(SMALLER):
+        with name_shortage():
             model = base.build_model(task.head, settings, task.scale, fresh=checkpoint is None)
             if checkpoint is not None:
                 restore_model(checkpoint, model)

@@ -47,13 +47,14 @@ class BrokenError(SharedError):
 
 
 @contextmanager
-def name_shortage(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
-    """Turns an out-of-memory error into a UserError with its cure."""
+def name_shortage() -> Iterator[None]:
+    """Turns an out-of-memory error into a UserError with its cures."""
     try:
         yield
     except RuntimeError as error:
         if not is_shortage(error):
             raise
+        cure = "take a smaller model or BiLSTM, a smaller --micro_batch, or a shorter --length"
         raise UserError(f"this does not fit into memory; {cure}") from error
 
 

@@ -48,10 +48,8 @@ def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, titl
             line = {"color": color, "linewidth": width, "linestyle": style, "marker": "o", "markersize": 2 * width}
             right.plot(epochs, 100 * scores, zorder=above, label=label, **line)
     left.set(xlabel="step", ylabel="loss of training")
-    splits = right.get_legend_handles_labels()[1]
-    right.set(xlabel="epoch", ylabel=f"{metric} × 100" + (f", on {splits[0]}" if len(splits) == 1 else ""))
-    right.xaxis.get_major_locator().set_params(integer=len(right.lines) > 0 and right.get_xlim()[1] > 1.5)
-    if len(splits) > 1:
+    right.set(xlabel="epoch", ylabel=f"{metric} × 100")
+    if right.get_legend_handles_labels()[1]:
         right.legend(frameon=False)
     for axes in (left, right):
         axes.grid(alpha=0.3)

@@ -36,7 +36,7 @@ def count_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
     said = []
     for split, count in counts.items():
         if count:
-            share = f" (the largest alone: {100 * max(count.values()) / sum(count.values()):.1f}%)"
+            share = f" (the largest alone: {max(count.values()) / sum(count.values()):.1%})"
             said.append(f"{split} {_list_counts(count)}{share * (exclusive and split != 'train')}")
     if said:
         yield f"counts: {'; '.join(said)}"
@@ -68,7 +68,7 @@ def find_repeated(splits: Mapping[str, Seen]) -> Iterator[str]:
     for split, seen in splits.items():
         known = np.flatnonzero(np.isin(keys[split], keys["train"]))
         if split != "train" and len(known):
-            share = f"{len(known):,} of {len(seen):,} ({_format_share(len(known) / len(seen))})"
+            share = f"{len(known):,} of {len(seen):,} ({len(known) / len(seen):.1%})"
             flattering = f"in train and in {split}, which flatters the scores"
             said.append(f"{flattering}: {share}, such as {_quote_text(seen, known[0])}")
     if said:
@@ -94,12 +94,7 @@ def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
                 sample = ", a sample" * (len(chosen) < len(seen))
                 told[f"{lengths.what} longer than {lengths.setting} = {lengths.limit}"].append(
                     f"{len(cut):,} of {len(pieces):,} of {split}{sample} "
-                    f"({_format_share(share)}; {_format_share(lost)} of all pieces; the longest has {pieces.max():,})"
+                    f"({share:.1%}; {lost:.1%} of all pieces; the longest has {pieces.max():,})"
                 )
     for what, said in told.items():
         yield f"{what} are cut off: {', '.join(said)}"
-
-
-def _format_share(share: float) -> str:
-    """Formats a share that is not zero, however small."""
-    return f"{100 * share:.1f}%" if share >= 0.0005 else "less than 0.1%"

@@ -24,12 +24,8 @@ from finetuning.running.records import describe
 from finetuning.running.search import find_best, identify_unlabelled, read_begun, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning
-from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
-
-SHOWN = 10
-"""Maximum runs of a task in the table."""
 
 
 def build_plan(
@@ -40,7 +36,7 @@ def build_plan(
     for name, own in runs.items():
         task = own[0].task
         steps = {TrainingBatches(task.train, run.settings).steps if run.trains else 0 for run in own}
-        row = (name, task.head.kind, describe_items(task.train), describe_splits(task.dev), describe_splits(task.test))
+        row = (name, task.head.kind, f"{len(task.train):,}", count_items(task.dev), count_items(task.test))
         table.add_row(*row, str(len(own)), " or ".join(f"{count:,}" for count in sorted(steps)))
     yield from ("", table, "")
     every = [run.settings for own in runs.values() for run in own]
@@ -58,18 +54,9 @@ def build_plan(
     yield common
 
 
-def describe_splits(splits: Mapping[str, Items]) -> str:
-    """Formats the number of items of each split, with the distinguishing part of its name."""
-    if len(splits) < 2:
-        return "".join(map(describe_items, splits.values()))
-    return "\n".join(f"{name.partition('_')[2] or name} {describe_items(items)}" for name, items in splits.items())
-
-
-def describe_items(items: Items) -> str:
-    """Formats the number of items, for questions also that of their windows."""
-    if isinstance(items, TextWindows):
-        return f"{len(items.places.first) - 1:,} questions\n{len(items):,} windows"
-    return f"{len(items):,}"
+def count_items(splits: Mapping[str, Items]) -> str:
+    """Formats the number of items of each split, with its name if there are several."""
+    return "\n".join(f"{name if len(splits) > 1 else ''} {len(items):,}".strip() for name, items in splits.items())
 
 
 def describe_outcome(result: RunResult) -> str:
@@ -205,9 +192,7 @@ def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
 def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
     """Yields rows on the runs of a task, the best first: name, score, time, and a flag."""
     names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
-    for name in names[:SHOWN]:
+    for name in names:
         run = runs[name]
         flag = "failed" if run.failed else "degenerate" * run.degenerate
         yield name, format_percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
-    if rest := [format_percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
-        yield f"and {len(rest)} more, {rest[0]} to {rest[-1]}", "", "", ""

@@ -140,4 +140,4 @@ def test_results_do_not_go_into_the_second_model(fit: Toy, tune: Tune) -> None:
 
 def test_a_bilstm_that_does_not_fit_into_memory_is_told(fit: Toy, tune: Tune) -> None:
     said = tune(fit.command("wide", "--bilstm.hidden", 2_000_000), code=2)
-    assert "does not fit into memory; take a smaller model, or a narrower" in said
+    assert "does not fit into memory; take a smaller model or BiLSTM" in said

@@ -33,8 +33,7 @@ from finetuning.running.base import find_model, summarize_model
 from finetuning.session import workers
 from finetuning.session.report import (
     build_summary,
-    describe_items,
-    describe_splits,
+    count_items,
     give_back_predictions,
     list_rows,
     read_all_results,
@@ -42,7 +41,6 @@ from finetuning.session.report import (
 from finetuning.session.workers import MachineShare, estimate_memory, share_machine
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
-from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.task import Setup
 from pretraining.architectures.declaration import make_shape
 from pretraining.architectures.weights import TaskHead
@@ -205,14 +203,11 @@ def test_the_command_alone_takes_the_newest_model_and_all_tasks(toy: Toy, elsewh
     assert [line.split()[0] for line in printed.splitlines() if "classes" in line] == ["rte", "wnli"]
 
 
-def test_a_long_grid_is_shown_by_its_best() -> None:
+def test_runs_are_listed_by_their_scores() -> None:
     """All scores are spelled alike, and what failed stands at the end."""
-    runs = {f"lr{number}": RunResult(score=number / 1000, seconds=3.0) for number in range(800, 812)}
-    runs["lr0"] = RunResult(score=None, failed="the loss is nan")
-    rows = list(list_rows(runs))
-    assert [row[:2] for row in rows[:2]] == [("lr811", "81.1"), ("lr810", "81.0")]
-    assert (len(rows), rows[-1][0]) == (11, "and 3 more, 80.1 to failed")
-    assert list(list_rows({"bad": runs["lr0"], "same": RunResult(score=0.8, seconds=3.0, degenerate=True)})) == [
+    bad, same = RunResult(score=None, failed="the loss is nan"), RunResult(score=0.8, seconds=3.0, degenerate=True)
+    assert list(list_rows({"bad": bad, "same": same, "best": RunResult(score=0.811, seconds=3.0)})) == [
+        ("best", "81.1", "3.0 s", ""),
         ("same", "80.0", "3.0 s", "degenerate"),
         ("bad", "", "", "failed"),
     ]
@@ -235,14 +230,10 @@ def test_results_have_the_tasks_of_earlier_commands_too(tmp_path: Path) -> None:
     assert [(each.task, each.score) for each in found] == [("sst2", 0.6), ("rte", now.score)]
 
 
-def test_the_plan_tells_splits_and_windows_apart(toy: Toy) -> None:
-    settings = FineTuning.model_validate({"length": 12, "spans": {"question": 4}})
-    cutter = Cutter(read_vocabulary(toy.model))
-    windows = TextWindows([("a film", "a the plot film " * 10), ("a", "the plot")], cutter, settings)
-    assert describe_items(windows) == f"2 questions\n{len(windows)} windows"
-    assert len(windows) > 2
+def test_the_plan_tells_splits_apart() -> None:
     splits: dict[str, Any] = {"dev_matched": range(9815), "dev_mismatched": range(9832)}
-    assert describe_splits(splits) == "matched 9,815\nmismatched 9,832"
+    assert count_items(splits) == "dev_matched 9,815\ndev_mismatched 9,832"
+    assert count_items({"dev": splits["dev_matched"]}) == "9,815"
 
 
 @pytest.mark.parametrize(
