@@ -67,7 +67,7 @@ class Base:
     from_scratch: bool = False
     backward: StoredModel | None = None
     """A second, right-to-left model whose frozen features are concatenated with those of the first."""
-    kept: dict[str, Mapping[str, Items]] = field(default_factory=dict, compare=False, repr=False)
+    kept: dict[str, Mapping[str, Items]] = field(default_factory=dict, compare=False, kw_only=True)
     """The items of the task at work with their frozen activations, by checksum of the encoders, for its later runs."""
 
     @property
