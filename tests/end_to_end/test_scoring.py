@@ -251,7 +251,7 @@ def test_what_is_wrong_with_pairs_is_told(run: Path, pairs: Path, tmp_path: Path
     own.write_text("good\tbad\na\t \n")
     for words, told in (
         (command, "own.tsv:2: the bad sentence is empty"),
-        ([*command[:2], "--pairs", str(pairs), *command[4:]], "scores of other pairs"),
+        ([*command[:2], "--pairs", str(pairs), *command[4:]], "or of other pairs"),
         ([*command[:3], str(tmp_path / "none.jsonl"), *command[4:]], "no such file"),
     ):
         assert told in run_main(run_pairs.main, *words, code=2)
