@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import math
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -52,17 +53,15 @@ def read_results(folder: Path) -> dict[str, TaskResult]:
         content = read_json(folder / RESULTS)
     except FileNotFoundError:
         raise UserError(f"{folder}: no {RESULTS}; name the folder that a command of finetuning/ had as --out") from None
-    if isinstance(content, dict) and "metric" in content:
-        raise UserError(f"{folder}: the results of one task or run alone; name the folder above it")
     if isinstance(content, dict):
         content.pop(AVERAGES, None)
-    try:
-        results = RESULTS_OF_TASKS.validate_python(content)
-    except ValidationError:
-        results = {}
-    if not results:
-        raise UserError(f"{folder / RESULTS}: no results of a command of finetuning/, or damaged; run it again")
-    return results
+    with suppress(ValidationError):
+        if results := RESULTS_OF_TASKS.validate_python(content):
+            return results
+    raise UserError(
+        f"{folder / RESULTS}: no results of a command of finetuning/, or damaged\n"
+        "run it again; of one task or run alone, name the folder above it"
+    )
 
 
 def build_table(folders: tuple[Path, ...]) -> Group:
@@ -70,8 +69,7 @@ def build_table(folders: tuple[Path, ...]) -> Group:
     reason why there is none."""
     if not folders:
         raise UserError(
-            "no folder is named; name those that commands of finetuning/ had as --out:\n"
-            "    python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
+            "name folders with results: python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
         )
     every, names = [read_results(folder) for folder in folders], shorten_names(folders)
     figures = [*names, *["difference", "by chance"] * (len(folders) > 1)]

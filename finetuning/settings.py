@@ -87,8 +87,8 @@ class Features(Section):
     depth: Positive = 2
     """Layers of the BiLSTM."""
     cache_gb: Annotated[float, Field(ge=0)] = 4.0
-    """Keep the activations of all items beside the results where they take no more than this, 10⁹ bytes; otherwise they
-    are computed again in every epoch."""
+    """Keep the activations of all items in memory where they take no more than this, 10⁹ bytes; otherwise they are
+    computed again in every epoch."""
 
 
 class BiLstm(Section):

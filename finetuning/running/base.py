@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from data_prep.common.errors import SharedError, UserError
 from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
+from finetuning.inputs import Items
 from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.results import MODEL, RESULTS, Begun
@@ -24,7 +25,7 @@ from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
-from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_head
 from pretraining.huggingface.model_card import BaseSummary
 from pretraining.model.shape import HEAD, Sees, Shape
 from pretraining.processes.group import gather, place
@@ -66,6 +67,8 @@ class Base:
     from_scratch: bool = False
     backward: StoredModel | None = None
     """A second, right-to-left model whose frozen features are concatenated with those of the first."""
+    kept: dict[str, Mapping[str, Items]] = field(default_factory=dict, compare=False, kw_only=True)
+    """The items of the task at work with their frozen activations, by checksum of the encoders, for its later runs."""
 
     @property
     def models(self) -> tuple[StoredModel, ...]:
@@ -73,45 +76,35 @@ class Base:
 
     def require_fit(self, settings: FineTuning) -> None:
         """Refuses settings that the model cannot fulfil, and a second model that does not match it."""
-        for fault in self._find_faults(settings):
-            raise UserError(fault)
-
-    def _find_faults(self, settings: FineTuning) -> Iterator[str]:
         layers, model = settings.features.layers, self.model
         for each in self.models:
             if settings.length > (most := each.shape.positions):
-                yield f"length = {settings.length}: {each.name} has {most} positions; take --length {most}"
+                raise UserError(f"length = {settings.length}: {each.name} has {most} positions; take --length {most}")
             if layers.endswith("last-four") and each.shape.layers < LAST_FOUR:
                 few = f"{each.name} has {each.shape.layers} layers"
-                yield f"features.layers = {layers}: {few}; take last or weighted-all"
+                raise UserError(f"features.layers = {layers}: {few}; take last or weighted-all")
         if self.backward is not None:
             flag, has, needs = f"--backward {self.backward.name}", self.backward.shape.layers, model.shape.layers
             if not layers:
-                yield f"{flag}: stands beside another model as frozen features; add --features.layers mix"
+                raise UserError(f"{flag}: stands beside another model as frozen features; add --features.layers mix")
             if model.vocabulary.sha256 != self.backward.vocabulary.sha256:
-                other = f"has another vocabulary than {model.name}, so that pieces are not the same"
-                yield f"{flag}: {other}; name two models that were trained on the same shards"
+                other = f"has another vocabulary than {model.name}"
+                raise UserError(f"{flag}: {other}; name two models that were trained on the same shards")
             if has != needs:
-                yield f"{flag}: has {has} layers, {model.name} has {needs}; name two of as many"
+                raise UserError(f"{flag}: has {has} layers, {model.name} has {needs}; name two of as many")
         if settings.language_loss and model.shape.learns.sees != "before":
             sees = f"a piece of {model.name} sees those after it, which are to be predicted"
-            cure = "name a model that was pre-trained with --objective.name ltr, or leave language_loss out"
-            yield f"language_loss: {sees}; {cure}"
+            raise UserError(f"language_loss: {sees}; name a model that was pre-trained with --objective.name ltr")
         if settings.language_loss and not self.from_scratch and not model.language_head:
-            cure = "name the run or the export of its pre-training, or leave language_loss out"
-            yield f"language_loss: {model.name} has no language head; {cure}"
+            cure = "name the run or the export of its pre-training"
+            raise UserError(f"language_loss: {model.name} has no language head; {cure}")
 
     def list_doubts(self, settings: FineTuning) -> Iterator[str]:
-        """Lists doubts for the user: sequences longer than in pre-training, or models of unusual direction."""
+        """Lists doubts for the user: sequences longer than in pre-training."""
         name, longest = self.model.name, self.model.trained
         if settings.length > longest:
             known = f"{name}: was trained on texts of {longest} pieces at most"
             yield f"{known}; longer ones, up to --length {settings.length}, have positions that it knows nothing of"
-        for each, usual in zip(self.models, ("before", "after"), strict=True) if self.backward is not None else ():
-            if (sees := each.shape.learns.sees) != usual:
-                those = "on both sides of it" if sees == "both" else f"{sees} it"
-                usually = f"usual beside another model is one that sees those {usual} it"
-                yield f"{each.name}: a piece sees those {those}; {usually}"
 
     def build_model(
         self, head: TaskHead, settings: FineTuning, scale: ScoreScale | None = None, fresh: bool = True
@@ -175,14 +168,16 @@ def find_model(name: str | None = None, sees: Sees | None = None) -> StoredModel
     return StoredModel.open(name or str(find_newest_export()), sees=sees)
 
 
-def list_notes(model: StoredModel) -> list[str]:
-    """Lists notes for the user: doubts about the vocabulary, and files and rows that are left out."""
-    notes = list_vocabulary_doubts(model.name, model.vocabulary)
-    if files := list_sentence_files(model.folder):
-        notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
-    if spare := model.rows - model.shape.vocabulary:
-        notes.append(f"{model.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
-    return notes
+def list_casing_doubts(model: StoredModel) -> list[str]:
+    """Lists signs that the vocabulary of a model and its casing do not belong together."""
+    cased = model.vocabulary.cased
+    if cased == has_capitals(model.vocabulary.pieces):
+        return []
+    doubt = "text is put into lower case, but there are pieces with capitals"
+    if cased:
+        doubt = "text keeps its capitals, but no piece has one"
+    cure = f"write do_lower_case = {str(cased).lower()} into its tokenizer_config.json"
+    return [f"{model.name}: {doubt}; unless the model was trained so, {cure}"]
 
 
 def summarize_model(model: StoredModel) -> BaseSummary:
@@ -226,23 +221,6 @@ def find_newest_export() -> Path:
             "    python pretraining/export.py runs/NAME --out exported/NAME"
         )
     return Path(name)
-
-
-def list_vocabulary_doubts(name: str, vocabulary: Vocabulary) -> list[str]:
-    """Lists signs that a vocabulary and its casing do not belong together."""
-    capitals, last = has_capitals(vocabulary.pieces), Path(name).name.lower()
-    if vocabulary.cased != capitals:
-        doubt = "text is put into lower case, but there are pieces with capitals, which it never matches"
-        trained, switch = "with case", "false"
-        if vocabulary.cased:
-            doubt = "text keeps its capitals, but no piece has one, so that words with capitals are unknown"
-            trained, switch = "in lower case", "true"
-        cure = f"write do_lower_case = {switch} into its tokenizer_config.json"
-        return [f"{name}: {doubt}: if the model was trained on text {trained}, {cure}"]
-    if "cased" in last and vocabulary.cased == ("uncased" in last):
-        does = "keeps its case" if vocabulary.cased else "is put into lower case"
-        return [f"{name}: text {does}, as its tokenizer_config.json says; its name says otherwise"]
-    return []
 
 
 def find_order(wanted: TaskHead, model: StoredModel) -> tuple[list[int] | None, tuple[str, ...]]:

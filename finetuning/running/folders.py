@@ -113,10 +113,8 @@ def has_no_class(folder: Path) -> bool:
 def refuse_without_class(name: str | None) -> None:
     """Refuses a `--model` with a BiLSTM, which can be asked but not trained further or scored again."""
     if name is not None and has_no_class(Path(name)):
-        raise UserError(
-            f"--model {name}: a model with a BiLSTM is scored in its own training; predict.py asks it more, and "
-            "nothing begins with it: name the model that it was trained on"
-        )
+        said = "a model with a BiLSTM is scored in its own training; predict.py asks it more"
+        raise UserError(f"--model {name}: {said}; to train, name the model that it was trained on")
 
 
 def read_without_class(folder: Path) -> tuple[TaskModel | FeatureModel, TaskHead, Vocabulary]:

@@ -19,9 +19,9 @@ from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
-from finetuning.running.kept import ActivationCache
+from finetuning.running.kept import keep_activations
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
-from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
+from finetuning.running.records import ScoreRecord, TuningStep
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -31,6 +31,7 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
+from pretraining.reporting.records import Progress
 
 
 class TuningState(BaseModel):
@@ -55,7 +56,6 @@ class TuningState(BaseModel):
         return self.model_dump()
 
 
-SMALLER = "take a smaller model, or a narrower or shallower BiLSTM"
 CONTINUES = "the same command goes on from the last checkpoint"
 
 
@@ -68,13 +68,12 @@ def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Ten
 class Tuner(Loop):
     """Trains one run of a task. All ranks use it together."""
 
-    def __init__(self, run: Run, base: Base, context: Context, epochs_after: float = 0.0) -> None:
-        """Starts from the initial model, or from the newest checkpoint in the run's folder. Other runs of the task have
-        `epochs_after` epochs left."""
+    def __init__(self, run: Run, base: Base, context: Context) -> None:
+        """Starts from the initial model, or from the newest checkpoint in the run's folder."""
         task, settings, folder = run.task, run.settings, run.folder
         checkpoint = find_newest_whole(folder, context.warn)
         of_engine = EngineSettings(settings.optimizer, settings.precision, settings.parallel, settings.compute)
-        with name_shortage(SMALLER):
+        with name_shortage():
             model = base.build_model(task.head, settings, task.scale, fresh=checkpoint is None)
             if checkpoint is not None:
                 restore_model(checkpoint, model)
@@ -91,7 +90,7 @@ class Tuner(Loop):
         self.items: Mapping[str, Items] = {"train": task.train, **task.dev, **task.test}
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
-        self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
+        self.begun, self.first_step = time.monotonic(), self.state.step
         self.logged: TuningStep | None = None
         self.next_record = 0
 
@@ -117,13 +116,16 @@ class Tuner(Loop):
         return self.state
 
     def keep_activations(self) -> None:
-        """Caches the activations of frozen encoders if there is room."""
-        model, settings, world = self.engine.model, self.settings, self.context.world
+        """Keeps the activations of frozen encoders if there is room, for later runs of the task too."""
+        model, kept, world = self.engine.model, self.base.kept, self.context.world
         if isinstance(model, FeatureModel):
-            called = f"-seed{settings.seed}" if self.base.from_scratch else ""
-            parts = (self.engine.dtype, self.run.folder.parent, settings.features.cache_gb, self.context, self.log.say)
-            self.items = ActivationCache(model.frozen, *parts, called).keep(self.items)
-            self.batches = TrainingBatches(self.items["train"], settings, world.rank, world.size)
+            key = f"{self.task.name} {model.frozen.compute_fingerprint(self.engine.dtype)}"
+            if key not in kept:
+                kept.clear()
+                limit, say = self.settings.features.cache_gb, self.log.say
+                kept[key] = keep_activations(self.items, model.frozen, self.engine.dtype, limit, self.context, say)
+            self.items = kept[key]
+            self.batches = TrainingBatches(self.items["train"], self.settings, world.rank, world.size)
 
     def close(self) -> None:
         """Waits for checkpoints being saved, and frees the memory for the next run."""
@@ -179,8 +181,7 @@ class Tuner(Loop):
     def log_step(self) -> None:
         """Writes the record of the steps since the last one."""
         steps, learning_rate, norm = self.meter.steps, self.meter.learning_rate, self.engine.gradient_norm
-        left, all_left = self.estimate_seconds_left()
-        totals, speed = self.meter.flush(seconds_left=left)
+        totals, speed = self.meter.flush(seconds_left=self.estimate_seconds_left())
         seconds, items = steps * speed.seconds_per_step, int(totals["items"])
         language = totals["language"] / max(totals["predictions"], 1) if self.settings.language_loss else None
         record = TuningStep(
@@ -192,7 +193,6 @@ class Tuner(Loop):
             items_per_second=items / seconds,
             speed=speed,
             total_steps=self.steps,
-            all_left=all_left,
             language_loss=language,
         )
         if not math.isfinite(record.loss):
@@ -209,17 +209,15 @@ class Tuner(Loop):
             step = self.state.step
             if step >= self.next_record:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
-            left = self.estimate_seconds_left()[0] if step > self.first_step else None
-            seconds = time.monotonic() - self.begun
-            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
+            estimates = self.meter.estimate(None, self.estimate_seconds_left())
+            place = (step, self.steps, 1, 1, self.next_record)
+            self.log.show(Progress("training", *place, *estimates, self.logged))
 
-    def estimate_seconds_left(self) -> tuple[float, float]:
-        """Estimates the seconds left for the run, and for all runs of the task if there are others, from the time of
-        its steps since this start, including evaluation and saving."""
-        seconds = (time.monotonic() - self.begun) / (self.state.step - self.first_step)
-        left = seconds * (self.steps - self.state.step)
-        after = seconds * self.epochs_after * len(self.task.train) / self.settings.batch
-        return left, left + after if after else 0.0
+    def estimate_seconds_left(self) -> float | None:
+        """Estimates the seconds left for the run from the time of its steps since this start, including evaluation and
+        saving; None before the first."""
+        done = self.state.step - self.first_step
+        return (time.monotonic() - self.begun) / done * (self.steps - self.state.step) if done else None
 
     def score_where_due(self) -> None:
         """Evaluates dev when due, once; keeps the last weights, or with early stopping the best."""

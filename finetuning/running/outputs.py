@@ -47,14 +47,22 @@ class BrokenError(SharedError):
 
 
 @contextmanager
-def name_shortage(cure: str = "take a smaller --micro_batch, or a shorter --length") -> Iterator[None]:
-    """Turns an out-of-memory error into a UserError with its cure."""
+def name_shortage() -> Iterator[None]:
+    """Turns an out-of-memory error into a UserError with its cures."""
     try:
         yield
     except RuntimeError as error:
         if not is_shortage(error):
             raise
+        cure = "take a smaller model or BiLSTM, a smaller --micro_batch, or a shorter --length"
         raise UserError(f"this does not fit into memory; {cure}") from error
+
+
+def give_up_if_asked(context: Context) -> None:
+    """Raises GivenUpError if a signal asks to stop. All ranks call it together."""
+    context.watch.mark()
+    if context.control.stop_requested_anywhere():
+        raise GivenUpError
 
 
 def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:
@@ -70,9 +78,7 @@ def compute_all_logits(forward: Forward, kind: Kind, splits: Mapping[str, Items]
     """Computes the logits of splits, the same on every rank; GivenUpError if a signal asks to stop."""
 
     def forward_unless_stopped(batch: TaskBatch) -> Tensor:
-        context.watch.mark()
-        if context.control.stop_requested_anywhere():
-            raise GivenUpError
+        give_up_if_asked(context)
         return forward(batch)
 
     world = context.world

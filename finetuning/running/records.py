@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.console import Group
-from rich.text import Text
+from rich.console import Group, RenderableType
 
-from data_prep.common.progress import duration
 from finetuning.results import Figures, SplitScores, format_percent
 from pretraining.reporting.console import crop, draw_progress, format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
@@ -34,9 +32,7 @@ class TuningStep(Record):
     """Items of the task over all ranks."""
     speed: Speed
     total_steps: int = 0
-    """Steps of the whole run. Not written, like the next field."""
-    all_left: float = 0.0
-    """Seconds that all runs of the task will still take; 0 for the last run."""
+    """Steps of the whole run. Not written."""
     language_loss: float | None = None
     """Mean loss of a piece by the language head, written too; None if it is not trained."""
 
@@ -48,18 +44,16 @@ class TuningStep(Record):
 
     def line(self) -> str:
         parts = [format_steps(self.step, self.total_steps), f"epoch {self.epoch:.2f}", *self._losses(), *self._pace()]
-        return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left), *self._all_left()])
+        return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left)])
 
     def panel(self, width: int) -> Group:
         """Two lines, for terminals of 80 columns and more."""
-        return Group(draw_progress("step", self.step, self.total_steps, self.speed.seconds_left, width), self.details())
+        head = draw_progress("step", self.step, self.total_steps, self.speed.seconds_left, width)
+        return Group(head, *self.details())
 
-    def details(self) -> Text:
-        """The figures in one line of a terminal."""
-        return crop("  " + "  ".join([*self._losses(), *self._pace(), *self._all_left()]))
-
-    def _all_left(self) -> list[str]:
-        return [f"({duration(self.all_left)} for all runs)"] if self.all_left else []
+    def details(self) -> list[RenderableType]:
+        """Formats the line of the panel on losses and speed."""
+        return [crop("  " + "  ".join([*self._losses(), *self._pace()]))]
 
     def _losses(self) -> list[str]:
         language = [] if self.language_loss is None else [f"language {self.language_loss:.4f}"]
@@ -68,42 +62,6 @@ class TuningStep(Record):
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
         return [f"lr {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
-
-
-@dataclass(frozen=True)
-class TuningProgress:
-    """How far a run is between two records."""
-
-    step: int
-    """Optimizer steps done."""
-    total_steps: int
-    """Steps of the whole run."""
-    next_record: int
-    """The step of the next record with a loss."""
-    seconds: float
-    """Seconds since the start of the run."""
-    seconds_left: float | None
-    """Estimated seconds left; None before the first step."""
-    latest: TuningStep | None
-    """The last record of steps; None before the first."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether it is time for a line where the output is not a terminal."""
-        return self.seconds_left is not None and self.seconds > PATIENCE
-
-    def line(self) -> str:
-        done = format_steps(self.step, self.total_steps)
-        return "  ".join([done, *format_seconds_left(self.seconds_left), self._follow])
-
-    def panel(self, width: int) -> Group:
-        """Two lines, with the last figures where there are some."""
-        head = draw_progress("step", self.step, self.total_steps, self.seconds_left, width)
-        return Group(head, crop(f"  {self._follow}") if self.latest is None else self.latest.details())
-
-    @property
-    def _follow(self) -> str:
-        return f"the loss follows at step {self.next_record:,}"
 
 
 @dataclass(frozen=True)
@@ -139,7 +97,5 @@ def describe(scored: SplitScores, metric: str) -> str:
     return "  ".join(shown)
 
 
-PATIENCE = 5.0
-"""Seconds of a run before its first line of progress where the output is not a terminal."""
-UNWRITTEN = ("speed", "total_steps", "all_left", "language_loss")
+UNWRITTEN = ("speed", "total_steps", "language_loss")
 """Fields of a step that are not written under these names."""

@@ -30,8 +30,6 @@ from pretraining.engine.precision import name_dtype
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather, shared_errors
 
-SHOWN = 8
-"""Differences that a message names."""
 NOT_COMPARED: dict[str, Any] = {
     **dict.fromkeys(("search", "logging", "checkpoints", "micro_batch", "parallel", "compute"), True),
     "features": {"cache_gb"},
@@ -116,8 +114,7 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
             now = now.model_copy(update={"data": known})
         then, wants = (each.model_dump(exclude={"threads"}) for each in (begun, now))
         if changes := list_differences(then, wants):
-            shown = [*changes[:SHOWN], *[f"and {len(changes) - SHOWN} more"] * (len(changes) > SHOWN)]
-            listed = "\n    ".join([f"{folder}: this run was begun otherwise:", *shown])
+            listed = "\n    ".join([f"{folder}: this run was begun otherwise:", *changes])
             raise UserError(f"{listed}\ncontinue it as it was begun, or name another folder with --out")
 
 
@@ -181,12 +178,11 @@ def remove_worse_models(task: Path) -> None:
         shutil.rmtree(task / name / MODEL, ignore_errors=True)
 
 
-def train(run: Run, base: Base, context: Context, epochs_after: float) -> RunResult:
-    """Trains a run, from where it was stopped, and writes its results. Other runs of the task have `epochs_after`
-    epochs left. All ranks call it together."""
+def train(run: Run, base: Base, context: Context) -> RunResult:
+    """Trains a run, from where it was stopped, and writes its results. All ranks call it together."""
     folder = run.folder
     begin_run(run, context)
-    tuner = Tuner(run, base, context, epochs_after)
+    tuner = Tuner(run, base, context)
     try:
         state = tuner.train()
     except BrokenError as error:

@@ -55,7 +55,7 @@ class TuningFlags:
     evaluate: bool = False
     """Score a model that is already fine-tuned for the task, without training."""
     cache_gb: float | None = None
-    """Cache the activations of frozen encoders beside the results up to this size, in 10⁹ bytes (default: 4)."""
+    """Keep the activations of frozen encoders in memory up to this size, in 10⁹ bytes (default: 4)."""
     share: bool = False
     """Share the runs with other commands in the same folder; a command without this flag then concludes."""
     check: bool = False

@@ -2,7 +2,6 @@
 
 OUT/results.json        accuracy, by phenomenon and by paradigm
 OUT/pairs.jsonl         every pair with the scores of both sentences
-OUT/pairs.png           the chart
 OUT/begun.json          checksums of the model and the pairs
 OUT/parts/00000.jsonl   the scores so far, until all are there
 """
@@ -15,42 +14,41 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
-from rich.console import Console, RenderableType
+from rich.console import Console
+from rich.table import Table
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing, sha256
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
-from data_prep.common.progress import StepProgress, duration
+from data_prep.common.progress import StepProgress
 from data_prep.common.terminal import make_table
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult, format_percent
-from finetuning.running.base import RUNS, compute_checksum, find_model, list_notes, summarize_model
-from finetuning.session.charts import NAMELESS, Groups, draw_pairs
+from finetuning.running.base import RUNS, compute_checksum, find_model, list_casing_doubts, summarize_model
 from finetuning.session.flags import find_data
 from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
-from pretraining.reporting.figures import draw
 from pretraining.reporting.hardware import measure_flops
 from pretraining.scoring import pairs as minimal
 from pretraining.scoring.sentences import Scorer
 
 PART = 1000
 """Pairs that are scored and written together: a paradigm of BLiMP."""
-SCORED, CHART, PARTS = "pairs.jsonl", "pairs.png", "parts"
+SCORED, PARTS = "pairs.jsonl", "parts"
 USUAL = tuple(f"blimp.jsonl{ending}" for ending in ("", ".gz", ".xz", ".zst"))
 """Possible names of the default file of pairs; the first that exists is read."""
-LISTED, SHOWN = 10, 100
-"""Maximum pairs in a list, and characters of a sentence in it."""
+NAMELESS = "(none named)"
+"""The name shown for a phenomenon or paradigm without one."""
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 
 
@@ -115,7 +113,7 @@ def score_pairs(wanted: RunPairs, console: Console) -> None:
     counts.require_telling(f"--pairs {path}")
     asked = Questions(model, scorer, path, pairs, counts, begun, out, console)
     console.print(f"model {model.name}; {len(pairs):,} pairs of {path}\nresults go to {out}")
-    for note in (*list_notes(model), *list_doubts(asked)):
+    for note in (*list_casing_doubts(model), *counts.list_doubts()):
         console.print(note)
     with locked(out / LOCK, f"--out {out}", BUSY):
         require_same(asked)
@@ -132,33 +130,12 @@ def find_usual() -> Path:
     return found
 
 
-def list_doubts(asked: Questions) -> Iterator[str]:
-    """Yields lines on pairs that are uninformative or too long, with the first of their sentences."""
-    yield from asked.counts.list_doubts()
-    if asked.counts.too_long or asked.counts.without_pieces:
-        sentences = minimal.list_sentences(asked.pairs)
-        have_scores = asked.scorer.cut_texts(sentences).have_scores(asked.counts.longest)
-        yield from list_first("left out", [sentences[number] for number in np.flatnonzero(~have_scores)])
-    yield from list_first("equal", [pair.good for pair in asked.pairs if pair.good == pair.bad])
-
-
-def list_first(what: str, sentences: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each of the first sentences, and the number of the others."""
-    for sentence in sentences[:LISTED]:
-        yield f"    {what}: {sentence[:SHOWN]}{'…' * (len(sentence) > SHOWN)}"
-    if len(sentences) > LISTED:
-        yield f"    {what}: and {len(sentences) - LISTED:,} more"
-
-
 def require_same(asked: Questions) -> None:
     """Refuses a folder with the scores of another model or of other pairs."""
     out, before = asked.out, Begun.read(asked.out / BEGUN)
-    if before is None and any((out / name).exists() for name in (SCORED, RESULTS)):
-        raise UserError(f"--out {out}: holds results of something else; name another --out")
-    if before is not None and before.model != asked.begun.model:
-        raise UserError(f"--out {out}: holds the scores of another model; name another --out")
-    if before is not None and before.data != asked.begun.data:
-        raise UserError(f"--out {out}: holds scores of other pairs; name another --out")
+    others = before is None and any((out / name).exists() for name in (SCORED, RESULTS))
+    if others or before not in (None, asked.begun):
+        raise UserError(f"--out {out}: holds the scores of another model or of other pairs; name another --out")
     asked.begun.write(out / BEGUN)
 
 
@@ -170,8 +147,6 @@ def score_missing(asked: Questions) -> Array:
     left = {place: part for place, part in parts.items() if not place.exists()}
     total, done = len(asked.pairs), sum(len(part) for place, part in parts.items() if place not in left)
     progress, begin = StepProgress(asked.console, "pairs", "", total, done), time.monotonic()
-    if done:
-        asked.console.print(f"{done:,} of {total:,} pairs are scored already")
     asked.scored_now = total - done
     try:
         with progress.show():
@@ -213,11 +188,11 @@ def read_scores(path: Path, pairs: Sequence[minimal.Pair]) -> Array:
 def write_results(asked: Questions, scores: Array) -> None:
     """Writes and prints the results."""
     out, scored, right = asked.out, minimal.are_scored(scores), minimal.are_right(scores)
-    groups_of_pairs = [(pair.phenomenon, pair.paradigm) for pair in asked.pairs]
-    called = name_groups(groups_of_pairs)
+    groups = [(pair.phenomenon, pair.paradigm) for pair in asked.pairs]
+    called = name_groups(groups)
     phenomena, paradigms = (
         {name: make_group_score(tally) for name, tally in minimal.count_right(names, right, scored).items()}
-        for names in zip(*((group[0], called[group]) for group in groups_of_pairs), strict=True)
+        for names in ([group[0] for group in groups], [called[group] for group in groups])
     )
     use = None
     if asked.scored_now:
@@ -247,10 +222,8 @@ def write_results(asked: Questions, scores: Array) -> None:
     if asked.scored_now or not (out / RESULTS).exists():
         result.write(out / RESULTS)
     shutil.rmtree(out / PARTS, ignore_errors=True)
-    groups = group_scores(result, called)
-    warnings = draw(out / CHART, lambda: draw_pairs(result, groups))
-    for part in (*warnings, *build_summary(result, groups, asked.counts, out)):
-        asked.console.print(part)
+    asked.console.print("", build_table(result, called), "", *asked.counts.list_left_out(), sep="\n")
+    asked.console.print(f"all scores are in {out}")
 
 
 def make_group_score(tally: minimal.Tally) -> GroupScore:
@@ -267,29 +240,18 @@ def name_groups(groups: Sequence[Group]) -> dict[Group, str]:
     return {group: group[1] if often[group[1]] == 1 else spelled[group] for group in different}
 
 
-def group_scores(result: PairsResult, called: Mapping[Group, str]) -> dict[str, dict[str, GroupScore]]:
-    """Groups the scores of paradigms by phenomenon."""
-    found: dict[str, dict[str, GroupScore]] = {phenomenon: {} for phenomenon in result.phenomena}
-    for (phenomenon, paradigm), name in called.items():
-        if name in result.paradigms:  # not all of its pairs were too long
-            found[phenomenon][paradigm] = result.paradigms[name]
-    return found
-
-
-def build_summary(result: PairsResult, groups: Groups, counts: minimal.Asked, out: Path) -> Iterator[RenderableType]:
-    """Yields the table by phenomenon and paradigm, and lines on it."""
+def build_table(result: PairsResult, called: Mapping[Group, str]) -> Table:
+    """Builds the table by phenomenon and paradigm, without groups whose pairs were all left out."""
+    rows: list[tuple[str, str, GroupScore]] = []
+    for phenomenon, whole in result.phenomena.items():
+        own = {paradigm: name for (group, paradigm), name in called.items() if group == phenomenon}
+        inner = {paradigm: result.paradigms[name] for paradigm, name in own.items() if name in result.paradigms}
+        if phenomenon or len(result.phenomena) > 1:
+            rows.append((phenomenon or NAMELESS, "", whole))
+        if [*inner] not in ([phenomenon], [""]):
+            rows += [("", paradigm or NAMELESS, score) for paradigm, score in inner.items()]
     table = make_table("phenomenon", "paradigm", ">right", ">pairs")
-    for phenomenon, paradigms in groups.items():
-        whole = result.phenomena[phenomenon]
-        if len(groups) > 1 or [phenomenon, *paradigms] != ["", ""]:
-            table.add_row(phenomenon or NAMELESS, "", format_percent(whole.accuracy, whole.spread), f"{whole.pairs:,}")
-        for name, each in paradigms.items() if [*paradigms] not in ([phenomenon], [""]) else ():
-            table.add_row("", name or NAMELESS, format_percent(each.accuracy, each.spread), f"{each.pairs:,}")
-    table.add_row("all", "", format_percent(result.accuracy, result.spread), f"{result.pairs:,}")
+    for phenomenon, paradigm, each in (*rows, ("all", "", result)):
+        table.add_row(phenomenon, paradigm, format_percent(each.accuracy, each.spread), f"{each.pairs:,}")
     table.add_row("by chance", "", format_percent(result.chance), "")
-    yield from ("", table, "")
-    yield from counts.list_left_out()
-    if result.scored_now:
-        use = f", at {result.utilisation:.0%} of the rate of fp32 matrix products here" if result.utilisation else ""
-        yield f"{result.scored_now:,} pairs in {duration(result.seconds)}{use}"
-    yield f"all scores and a chart are in {out}"
+    return table

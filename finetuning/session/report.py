@@ -24,14 +24,8 @@ from finetuning.running.records import describe
 from finetuning.running.search import find_best, identify_unlabelled, read_begun, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import VARIED, FineTuning
-from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
-
-SHOWN = 10
-"""Maximum runs of a task in the table."""
-TOGETHER = 2
-"""Figures on a line of a terminal of 80 columns."""
 
 
 def build_plan(
@@ -42,35 +36,27 @@ def build_plan(
     for name, own in runs.items():
         task = own[0].task
         steps = {TrainingBatches(task.train, run.settings).steps if run.trains else 0 for run in own}
-        row = (name, task.head.kind, describe_items(task.train), describe_splits(task.dev), describe_splits(task.test))
+        row = (name, task.head.kind, f"{len(task.train):,}", count_items(task.dev), count_items(task.test))
         table.add_row(*row, str(len(own)), " or ".join(f"{count:,}" for count in sorted(steps)))
     yield from ("", table, "")
     every = [run.settings for own in runs.values() for run in own]
+    varied = {name: dict.fromkeys(getattr(own, field) for own in every) for field, name in VARIED.items()}
     common = make_table("how", "")
-    for field, name in VARIED.items():
-        values = dict.fromkeys(getattr(own, field) for own in every)
-        common.add_row(name, ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
-    common.add_row("warm-up", f"{settings.warmup:.0%} of the steps, then {settings.decay}")
-    common.add_row("length", f"{settings.length} pieces")
-    common.add_row("precision", settings.precision.dtype)
-    s = "s" * (share.threads > 1)
-    common.add_row("at a time", f"{share.jobs} of {len(every)} runs, {share.threads} thread{s} each")
-    common.add_row("memory of a run", f"{memory / 1e9:.1f} GB, an estimate")
+    for name, value in {
+        **{name: ", ".join(map(str, values)) for name, values in varied.items()},
+        "warm-up": f"{settings.warmup:.0%} of the steps, then {settings.decay}",
+        "length": f"{settings.length} pieces",
+        "precision": settings.precision.dtype,
+        "at a time": f"{share.jobs} of {len(every)} runs, threads of each: {share.threads}",
+        "memory of a run": f"{memory / 1e9:.1f} GB, an estimate",
+    }.items():
+        common.add_row(name, value)
     yield common
 
 
-def describe_splits(splits: Mapping[str, Items]) -> str:
-    """Formats the number of items of each split, with the distinguishing part of its name."""
-    if len(splits) < 2:
-        return "".join(map(describe_items, splits.values()))
-    return "\n".join(f"{name.partition('_')[2] or name} {describe_items(items)}" for name, items in splits.items())
-
-
-def describe_items(items: Items) -> str:
-    """Formats the number of items, for questions also that of their windows."""
-    if isinstance(items, TextWindows):
-        return f"{len(items.places.first) - 1:,} questions\n{len(items):,} windows"
-    return f"{len(items):,}"
+def count_items(splits: Mapping[str, Items]) -> str:
+    """Formats the number of items of each split, with its name if there are several."""
+    return "\n".join(f"{name if len(splits) > 1 else ''} {len(items):,}".strip() for name, items in splits.items())
 
 
 def describe_outcome(result: RunResult) -> str:
@@ -161,7 +147,7 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     lines on failures and on what to do next."""
     runs = make_table("task", "run", ">score", ">time", "")
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
-    scores = make_table("task", "split", ">items", "scores of the best run, ± by chance")
+    scores = make_table("task", "split", ">items", "score of the best run", "± by chance")
     for result in results:
         for row in list_rows(result.runs):
             runs.add_row(result.task, *row)
@@ -169,10 +155,9 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
         figures = map(format_percent, (result.score, result.mean, result.median, lowest, highest))
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
-            said = [f"{name} {format_percent(value, result.get_spread(split, name))}" for name, value in table.items()]
             place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
-            for begin in range(0, len(said), TOGETHER):
-                scores.add_row(*(place if not begin else ("", "", "")), ", ".join(said[begin : begin + TOGETHER]))
+            for name, value in table.items():
+                scores.add_row(*place, name, format_percent(value, result.get_spread(split, name)))
     yield from ("", runs, "", tasks, "", scores, "")
     yield from describe_averages(every)
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
@@ -207,9 +192,7 @@ def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
 def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
     """Yields rows on the runs of a task, the best first: name, score, time, and a flag."""
     names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
-    for name in names[:SHOWN]:
+    for name in names:
         run = runs[name]
         flag = "failed" if run.failed else "degenerate" * run.degenerate
         yield name, format_percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
-    if rest := [format_percent(runs[name].score) or "failed" for name in names[SHOWN:]]:
-        yield f"and {len(rest)} more, {rest[0]} to {rest[-1]}", "", "", ""

@@ -33,7 +33,7 @@ from data_prep.common.terminal import open_console
 from finetuning.inputs import Cutter
 from finetuning.results import PLAN, RESULTS
 from finetuning.running import search
-from finetuning.running.base import RUNS, Base, Run, find_model, find_order, list_notes, summarize_model
+from finetuning.running.base import RUNS, Base, Run, find_model, find_order, list_casing_doubts, summarize_model
 from finetuning.running.folders import refuse_without_class
 from finetuning.running.outputs import list_layout_overrides
 from finetuning.session import report, workers
@@ -110,7 +110,7 @@ class Session:
         self._read_tasks()
         self._print(f"model {self.model.name}; recipe {recipe}\nresults go to {self.out}")
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
-        for note in (*list_notes(self.model), *self.base.list_doubts(self.settings), *of_tasks):
+        for note in (*list_casing_doubts(self.model), *self.base.list_doubts(self.settings), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
             for line in check_items(task, trains=not self.flags.evaluate):
@@ -209,10 +209,7 @@ class Session:
                     context = replace(context, run=name)
                 torch.set_num_threads(self.sharing.threads)  # the run before may have had others
                 begun = time.monotonic()
-                if run.trains:
-                    result = search.train(run, self.base, context, self._epochs_after(run))
-                else:
-                    result = search.score(run, self.model, context)
+                result = search.train(run, self.base, context) if run.trains else search.score(run, self.model, context)
             if self.world.rank == 0:  # who alone knows the scores of a run that trains nothing; also in workers
                 left = self._describe_left(run, max(time.monotonic() - begun, result.seconds or 0.0))
                 self.console.print(f"{name}  {report.describe_outcome(result)}{left}")

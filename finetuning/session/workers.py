@@ -149,7 +149,8 @@ def count_idle_cores() -> int:
 
 
 def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torch.device) -> float:
-    """Estimates the bytes of a run: weights twice, gradients, averages, activations, the process."""
+    """Estimates the bytes of a run: weights twice, gradients, averages, activations, the process, and the limit of
+    what is kept of frozen encoders."""
     dtype = name_dtype(choose_dtype(settings.precision.dtype, device))
     items = min(settings.micro_batch or settings.batch, settings.batch)
     sequences = items * task.train.encode(np.arange(1)).choices
@@ -158,4 +159,5 @@ def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torc
     full = plan_activations(shape, dtype, sequences, length, on_gpu, seen=length)  # as spans and tags do
     activations = full.recomputed if settings.compute.checkpoint_activations else full.kept
     state = plan_memory(shape, dtype, 1, settings.parallel.zero, optimizer=find_optimizer(settings.optimizer)).device
-    return PROCESS + 4 * num_parameters(shape) + state + activations
+    kept = 1e9 * settings.features.cache_gb if settings.features.layers else 0.0
+    return PROCESS + 4 * num_parameters(shape) + state + activations + kept

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from data_prep.common.arrays import Array
 from finetuning.ragged import Ragged
@@ -157,8 +156,6 @@ def compute_figures(kind: Kind, metrics: Iterable[str], labels: Array, predictio
 
 DRAWS, MOST = 200, 10_000
 """Bootstrap draws, and maximum items of each: a second for the slowest figures."""
-DEVIATIONS = 1.959963984540054
-"""Standard deviations that cover 95% of a normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -202,12 +199,3 @@ def describe_classes(names: Sequence[str], counts: ClassCounts) -> dict[str, Cla
             found[name] |= {figure: right / among if among else None}
             found[name] |= {f"{figure}_spread": estimate_share_spread(right, among) if among else None}
     return found
-
-
-def compute_wilson_limits(right: ArrayLike, items: ArrayLike) -> tuple[Array, Array]:
-    """Computes Wilson's 95% interval (1927) of the share `right` of `items`; 0 to 1 for no items."""
-    items = np.maximum(np.asarray(items, np.float64), 1e-9)
-    share, square = np.asarray(right, np.float64) / items, DEVIATIONS**2 / items
-    middle = (share + square / 2) / (1 + square)
-    reach = DEVIATIONS * np.sqrt(share * (1 - share) / items + square / (4 * items)) / (1 + square)
-    return np.clip(middle - reach, 0, 1), np.clip(middle + reach, 0, 1)

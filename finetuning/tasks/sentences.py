@@ -110,7 +110,7 @@ class SentenceTask(Task):
         lengths = PieceLengths("texts", "length", items.length, items.measure_whole)
         seen = Seen(items.texts, [row.tobytes() for row in labels], (lengths,))
         if self.head.kind == "score":
-            return replace(seen, numbers=labels[:, 0])
+            return seen
         many = labels.sum(0) if self.head.kind == "labels" else np.bincount(labels[:, 0], minlength=len(names))
         return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
 
@@ -146,13 +146,11 @@ class SentenceTask(Task):
             file.write(format_predictions(self.head, outputs.values))
 
     def read_compared(self, split: str, folder: Path) -> Compared | None:
-        """Reads the written answers to a split; None for several labels of an item."""
+        """Reads the written answers to a split; None for scores and for several labels of an item."""
         labels = self.dev[split].labels
-        if self.head.kind == "labels" or labels is None:
+        if self.head.kind in ("labels", "score") or labels is None:
             return None
         table = read_tsv(name_predictions_file(folder, split, ".tsv"))
-        if self.head.kind == "score":
-            return Compared(labels[:, 0], read_scores(table, "prediction")[:, 0], ())
         names = table.names[2:]
         numbers = {name: number for number, name in enumerate(names)}
         return Compared(labels[:, 0], read_classes(table, "prediction", numbers)[:, 0], names)

@@ -44,8 +44,6 @@ class Seen:
     lengths: tuple[PieceLengths, ...]
     counts: Mapping[str, int] = field(default_factory=dict)
     """Items of each class, label or type of entity; empty where there are none."""
-    numbers: Array | None = None
-    """The right scores of a regression task."""
 
     def __len__(self) -> int:
         return len(self.texts[0])
@@ -72,7 +70,7 @@ class Compared(NamedTuple):
     right: Array
     said: Array
     names: tuple[str, ...]
-    """The names of the classes that `right` and `said` number; empty for scores."""
+    """The names of the classes that `right` and `said` number."""
 
 
 class Task(ABC):

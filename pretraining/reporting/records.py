@@ -109,7 +109,7 @@ class Progress:
     """Estimated real pieces a second of all ranks since the last record; None before a step is done."""
     seconds_left: float | None
     """Estimated seconds of the rest of the run; None if unknown."""
-    latest: StepRecord | None
+    latest: Record | None
     """The last record of steps; None before the first."""
 
     @property

@@ -71,6 +71,10 @@ class Record:
         """Draws what a terminal of this width shows until the next record; None: print a line instead."""
         return None
 
+    def details(self) -> list[RenderableType]:
+        """Formats the lines of the panel below the progress."""
+        return []
+
 
 class News(Protocol):
     """The progress of a run between two records."""

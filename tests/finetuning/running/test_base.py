@@ -30,7 +30,7 @@ from finetuning.running.base import (
     find_model,
     find_newest_export,
     find_order,
-    list_notes,
+    list_casing_doubts,
     read_fine_tuned,
     summarize_model,
 )
@@ -59,13 +59,10 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
-    assert (model.folder, model.vocabulary, model.head, list_notes(model)) == (bert, VOCABULARY, None, [])
+    assert (model.folder, model.vocabulary, model.head, list_casing_doubts(model)) == (bert, VOCABULARY, None, [])
     assert model.shape == replace(SHAPE, positions=64).encoder
     assert "pooler.weight" in model.encoder
     assert same(model.encoder, read_encoder(bert)[1])
-    (bert / "modules.json").write_text("[]")  # as in the folder of a sentence model
-    (note,) = list_notes(find_model(str(bert)))
-    assert "modules.json, 1_Pooling/" in note
     assert f"{bert}: not fine-tuned for a task" in refusal(read_fine_tuned, model, MNLI)
 
 
@@ -126,7 +123,6 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     whole = find_model(str(bert)).encoder["embeddings.word.weight"]
     WordPiece((*VOCABULARY.pieces[:60], "Word"), cased=True).write(bert)
     model = find_model(str(bert))
-    assert list_notes(model) == [f"{bert}: 38 rows of its embeddings that belong to no piece are left out"]
     assert model.shape.vocabulary == 61
     rows = model.encoder["embeddings.word.weight"]
     assert rows.shape == (64, 32)
@@ -144,8 +140,6 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
         ("bert", False, False, None),
         ("bert", False, True, "text keeps its capitals, but no piece has one"),
         ("bert", True, False, "text is put into lower case, but there are pieces with capitals"),
-        ("bert-base-uncased", True, True, "text keeps its case, as its tokenizer_config.json says; its name says"),
-        ("Bert-Cased", False, False, "text is put into lower case, as its tokenizer_config.json says; its name says"),
     ],
 )
 def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note: str | None, tmp_path: Path) -> None:
@@ -153,7 +147,7 @@ def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note:
     folder = write_bert(tmp_path / name, WordPiece(pieces, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
-    notes = list_notes(find_model(str(folder)))
+    notes = list_casing_doubts(find_model(str(folder)))
     assert len(notes) == (note is not None)
     assert all(line.startswith(f"{folder}: {note}") for line in notes)
 

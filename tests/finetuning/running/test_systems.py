@@ -4,14 +4,11 @@ numbers on a scale of their own."""
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ import torch
 import transformers
 from support.base_models import write_bert
 from support.commands import refusal
-from support.faults import replace as put
 from support.finetuning import (
     WORDS,
     Toy,
@@ -41,7 +37,6 @@ from transformers import AutoModel
 from data_prep.common.arrays import Array
 from finetuning import predict
 from finetuning.prediction import FineTuned, load
-from finetuning.running import kept
 
 BILSTM = ["--bilstm.hidden", "16", "--bilstm.depth", "1"]
 MIX = ["--features.layers", "mix", "--features.hidden", "16"]
@@ -118,40 +113,21 @@ def test_two_encoders_of_elmo_stand_side_by_side(toy: Toy) -> None:
     mix = [*MIX, "--backward", str(other_way)]
     again = launch(one_way(toy).command("elmo-again", *mix, "--cache-gb", "0"))
     out, said = assert_continues_and_answers(one_way(toy), "elmo", *mix)
-    kept = sorted(path.name for path in (out / "toy" / "activations").glob("*.arrow"))
-    assert kept == ["dev.arrow", "test.arrow", "train.arrow"]
-    assert "are kept in" in said
-    assert "more than --cache-gb 0 leaves: they are computed again in every epoch" in assert_well(again.wait())
+    assert "and are computed once" in said
+    assert "more than --cache-gb 0: they are computed again in every epoch" in assert_well(again.wait())
     assert losses(toy.folder / "elmo-again") == pytest.approx(losses(out), rel=1e-5)
     write_bert(other_way, VOCABULARY, objective="rtl")
     assert "is not the model that it learned on" in refusal(load, out / "toy")
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_share_what_is_kept_also_after_a_kill(toy: Toy) -> None:
-    killed, straight = toy.folder / "killed", toy.folder / "straight"
-    command, whole = (toy.command(out, *MIX, "--seeds", "2") for out in (killed, straight))
-    other, dying = launch(whole), launch(command, fault=kill_while_keeping)
-    assert dying.wait()[0].code == -signal.SIGKILL
-    assert [*(killed / "toy" / "activations").glob("*.arrow")] == []
-    said = assert_well(fine_tune([*command, "--search.jobs", "2"]))
-    assert said.count("are kept in") == 1
-    assert_well(other.wait())
-    scores = [results(out)["runs"] for out in (killed, straight)]
-    assert (scores[0].keys(), len(scores[0])) == (scores[1].keys(), 2)
-    files = [(out / "toy" / "activations" / "train.arrow").read_bytes() for out in (killed, straight)]
-    assert files[0] == files[1]
-
-
-def kill_while_keeping() -> None:
-    """A fault: the process is killed when it has written a part of a file of activations."""
-    write = kept.ActivationFile.write
-
-    def write_or_die(*arguments: Any) -> Iterator[None]:
-        yield next(write(*arguments))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    put(kept.ActivationFile, "write", write_or_die)
+def test_runs_one_after_another_share_what_is_kept(toy: Toy) -> None:
+    both, alone = (toy.command(out, *MIX, "--search.jobs", "1") for out in ("kept-both", "kept-alone"))
+    said = assert_well(fine_tune([*both, "--seeds", "2"]))
+    assert said.count("and are computed once") == 1
+    assert_well(fine_tune([*alone, "--seed", "2"]))
+    second = [results(toy.folder / out)["runs"]["lr0.003-seed2"]["score"] for out in ("kept-both", "kept-alone")]
+    assert second[0] == second[1]
 
 
 # Numbers on a scale of their own

@@ -7,7 +7,7 @@ import runpy
 import shutil
 import sys
 from functools import partial
-from itertools import combinations, product
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -23,11 +23,7 @@ from support.commands import run_main
 from support.finetuning import call, results, write_toy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from finetuning.results import RunResult
 from finetuning.session import charts
-from finetuning.session.item_checks import Measured
-from finetuning.tasks.scores import count_answers, describe_classes
-from finetuning.tasks.task import PieceLengths
 from pretraining.reporting import figures
 
 
@@ -115,85 +111,9 @@ def test_labels_of_a_confusion_do_not_overlap(size: int) -> None:
     assert overlaps(charts.draw_confusion(right, said, names, "many " * 30)) == []
 
 
-@pytest.mark.parametrize("items", [0, 1, 50])
-def test_scores_lie_where_they_are_but_those_that_are_no_numbers(items: int) -> None:
-    right = np.linspace(0, 5, items)
-    figure = charts.draw_scatter(np.append(right, 1.0), np.append(right[::-1], np.nan), "stsb")
-    points = np.asarray(figure.axes[0].collections[0].get_offsets())
-    assert points.tolist() == np.column_stack([right, right[::-1]]).tolist()
-    assert overlaps(figure) == []
-
-
-def run(
-    learning_rate: float, score: float | None, seed: int = 1, batch: int = 32, degenerate: bool = False
-) -> RunResult:
-    settings = {"learning_rate": learning_rate, "batch": batch, "epochs": 3.0, "seed": seed}
-    return RunResult(score=score, settings=settings, degenerate=degenerate)
-
-
-def colors(figure: Figure) -> list[list[float]]:
-    """The shade of each run, from 0, the palest, to 1, the darkest; not a number where it is white."""
-    image = figure.axes[0].images[0]
-    shades: list[list[float]] = np.ma.filled(image.norm(np.ma.asarray(image.get_array())), np.nan).tolist()
-    return shades
-
-
-def test_a_grid_marks_the_best_and_the_doubtful() -> None:
-    runs = {"a": run(5e-5, 0.7), "b": run(5e-5, 0.75, seed=2)}
-    runs |= {"c": run(3e-4, 0.5, degenerate=True), "d": run(3e-4, None, seed=2)}
-    figure = charts.draw_grid(runs, "b", "rte", 100)
-    shown = texts(figure)
-    assert {"70.0", "75.0", "50.0", "failed", "5e-5", "3e-4", "seed 1", "seed 2"} <= set(shown)
-    assert "rte\nbold: the best; palest: 16.8 below the best; white: failed, or always the same answer" in shown
-    assert not any("batch" in text or "epochs" in text for text in shown)  # they are the same everywhere
-    assert np.isnan(colors(figure)).tolist() == [[False, True]] * 2
-    assert [text.get_text() for text in figure.axes[0].texts if text.get_fontweight() == "bold"] == ["75.0"]
-    assert "failed" in texts(charts.draw_grid({"a": run(1e-5, None)}, None, "cola", 9))
-
-
-def test_the_colours_of_a_grid_are_alike_where_scores_may_be_one() -> None:
-    """One item of 200 is nothing; it is much of 100,000."""
-    runs = {"a": run(5e-5, 0.9), "b": run(3e-4, 0.905)}
-    for items, apart in ((200, False), (100_000, True)):
-        ((one, other),) = colors(charts.draw_grid(runs, "b", "own", items))
-        assert (other - one > 0.3) == apart
-
-
-def test_classes_have_their_recall_and_precision_with_what_so_many_items_leave() -> None:
-    right, said = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 0, 1, 1])
-    figure = charts.draw_classes(describe_classes(["a", "b", "never"], count_answers(right, said, 3)), "own, dev")
-    shown = [text.get_text() for text in figure.axes[0].texts]
-    assert shown == ["75.0% of 4", "100.0% of 1", "none", "100.0% of 3", "50.0% of 2", "none"]
-    assert overlaps(figure) == []
-    names = [*"abc"] + [f"n{number}" for number in range(57)]
-    figure = charts.draw_classes(describe_classes(names, count_answers(right, said, 60)), "own")
-    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert labels[:2] == ["a", "b"], "before those without items"
-    assert len(labels) == charts.MOST_CLASSES
-    assert any("40 of 60 classes" in text for text in texts(figure))
-
-
-def test_lengths_have_the_cut_marked() -> None:
-    for limit, told in ((16, "length = 16: 84.0% are cut off there, the longest has 100"), (512, "none is longer")):
-        lengths = PieceLengths("texts", "length", limit, lambda numbers: numbers)
-        figure = charts.draw_lengths([Measured(lengths, np.arange(1, 101), is_sample=False)] * 2, "own, train")
-        assert any(told in text for text in texts(figure))
-        bars: list[Any] = [*figure.axes[0].patches]
-        cut = sum(bar.get_height() for bar in bars if to_hex(bar.get_facecolor()).upper() == figures.ORANGE)
-        assert cut == max(0, 100 - limit)
-        assert overlaps(figure) == []
-
-
-@pytest.mark.parametrize(("columns", "seeds"), [(1, 1), (8, 2)])
-def test_labels_of_a_grid_do_not_overlap(columns: int, seeds: int) -> None:
-    places = product((1.25e-5 * number for number in range(1, columns + 1)), range(seeds))
-    runs = {f"{rate} {seed}": run(rate, seed / 20, seed, batch=16 * (1 + seed % 2)) for rate, seed in places}
-    assert overlaps(charts.draw_grid(runs, next(iter(runs)), "sst2", 872)) == []
-
-
 def test_a_chart_is_the_same_bytes_every_time_and_wide_enough(tmp_path: Path) -> None:
     for name in ("one.png", "two.png"):
-        figures.save(charts.draw_grid({"a": run(1e-5, 0.5)}, "a", "中文 $", 9), tmp_path / name)
+        figures.save(charts.draw_confusion(np.zeros(1, int), np.zeros(1, int), ["中文 $"], "中文 $"), tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert imread(tmp_path / "one.png").shape[1] == figures.WIDTH * figures.DPI
 
@@ -218,13 +138,12 @@ def pictures(folder: Path) -> set[str]:
 
 
 @pytest.mark.slow
-def test_a_grid_is_drawn_beside_its_results(tmp_path: Path) -> None:
+def test_charts_are_drawn_beside_results(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
     shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too
-    grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true", "--length", "16"]
+    grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true"]
     assert call("run_task", toy.command("out", *grid), charts=True) == 0
-    drawn = {"curves", "grid", "lengths", "answers_dev", "answers_test", "classes_dev", "classes_test"}
-    assert pictures(toy.folder / "out" / "toy") == drawn
+    assert pictures(toy.folder / "out" / "toy") == {"curves", "answers_dev", "answers_test"}
     assert len(results(toy.folder / "out")["runs"]) == 2
     events = EventAccumulator(str(toy.folder / "out" / "toy" / "lr0.001-seed1" / "tensorboard"))
     events.Reload()

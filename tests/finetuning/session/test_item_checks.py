@@ -43,32 +43,26 @@ def test_a_check_tells_classes_repetitions_and_what_is_cut(check: Check) -> None
     assert "toy: counts: train bad 2, good 9; dev bad 1, good 2 (the largest alone: 66.7%)" in said
     assert "twice in train: 2 of 11 items, 1 of them with another answer, such as 'film'" in said
     assert "in train and in dev, which flatters the scores: 1 of 3 (33.3%), such as 'film a a'" in said
-    assert "empty texts: 1 of train" in said
     assert "texts longer than length = 8 are cut off: 5 of 11 of train" in said
 
 
-def test_names_that_differ_by_case_and_classes_that_train_lacks(check: Check) -> None:
-    task = TASK + 'labels = ["Good", "good ", "bad", "new"]\n'
-    train, dev = HEAD + "a\tGood\nthe\tgood \nb\tbad\n", HEAD + "film\tnew\nplot\tbad\n"
+def test_classes_that_train_lacks_are_named(check: Check) -> None:
+    task = TASK + 'labels = ["good", "bad", "new"]\n'
+    train, dev = HEAD + "a\tgood\nb\tbad\n", HEAD + "film\tnew\nplot\tbad\n"
     said = check(task=task, train=train, dev=dev)
-    assert "'Good' and 'good ' differ by case or blanks" in said
     assert "dev has what train never has, so that nobody can learn it: new 1" in said
-    assert "there are more classes (4) than training items (3)" in said
 
 
-def test_a_column_that_is_no_class(check: Check) -> None:
-    rows = HEAD + "".join(f"film {number}\tid{number}\n" for number in range(30))
-    said = check(train=rows, dev=HEAD + "film\tid7\n")
-    assert "30 classes for 30 training items" in said
-    assert "train has 30 of 30 classes, from 1 (id0) to 1 items (id0); dev has 1 of 30 classes" in said
+def test_of_many_classes_the_first_are_listed(check: Check) -> None:
+    rows = HEAD + "".join(f"film {number}\tid{number:02}\n" for number in range(30))
+    said = check(train=rows, dev=HEAD + "film\tid07\n")
+    assert "id11 1 and 18 classes more; dev id07 1 (the largest alone: 100.0%)" in said
 
 
 def test_nothing_is_said_of_numbers_and_sentences_that_are_well(check: Check) -> None:
     task = 'name = "toy"\ntrain = "train.tsv"\ndev = "dev.tsv"\nkind = '
     said = check(task=task + '"score"', train=HEAD + "a\t1\nb\t4\n", dev=HEAD + "c\t2\n")
-    assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == [
-        "toy: numbers: train 1 to 4, mean 2.5; dev 2 to 2, mean 2"
-    ]
+    assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == []
     tags = {"train": "a B-PER\nb I-PER\n\nthe O\n", "dev": "a B-PER\n"}
     said = check(task=task + '"tags"', **tags)
     assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == ["toy: counts: train PER 1; dev PER 1"]
@@ -138,16 +132,12 @@ def test_what_does_not_fit_is_refused(model: str, flags: list[str], message: str
     assert not (fit.folder / "out").exists()
 
 
-def test_unusual_pairs_are_named(fit: Toy, tune: Tune) -> None:
+def test_results_do_not_go_into_the_second_model(fit: Toy, tune: Tune) -> None:
     second = ("--backward", fit.folder / "rtl", *MIX)
-    told = "a piece sees those on both sides of it; usual beside another model is one that sees those before it"
-    for model, said in (("model", True), ("ltr", False)):
-        command = replace(fit, model=fit.folder / model).command("out", *second, "--check")
-        assert (told in tune(command)) == said
     refused = tune(replace(fit, model=fit.folder / "ltr").command(fit.folder / "rtl", *second), code=2)
     assert f"is --backward {fit.folder / 'rtl'}, which is read" in refused
 
 
 def test_a_bilstm_that_does_not_fit_into_memory_is_told(fit: Toy, tune: Tune) -> None:
     said = tune(fit.command("wide", "--bilstm.hidden", 2_000_000), code=2)
-    assert "does not fit into memory; take a smaller model, or a narrower" in said
+    assert "does not fit into memory; take a smaller model or BiLSTM" in said

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 from support.tasks import rows, saying
 
 from data_prep.common.arrays import Array
@@ -23,7 +22,6 @@ from finetuning.tasks.scores import (
     compute_answers,
     compute_figures,
     compute_probabilities,
-    compute_wilson_limits,
     count_answers,
     describe_classes,
     estimate_share_spread,
@@ -182,11 +180,3 @@ def test_classes_have_their_items_and_null_where_there_are_none() -> None:
     assert found["c"]["recall"] is found["c"]["recall_spread"] is None
     several = count_answers(np.array([[1, 0], [1, 1]]), np.array([[1, 0], [0, 1]]))
     assert describe_classes(("x", "y"), several)["x"]["recall"] == 0.5
-
-
-@pytest.mark.parametrize(("right", "items"), [(0, 1), (1, 1), (7, 7), (181, 200), (9_000, 9_815)])
-def test_an_interval_is_that_of_wilson_and_knows_nothing_of_no_item(right: int, items: int) -> None:
-    wanted = binomtest(right, items).proportion_ci(method="wilson")
-    (none, low), (all_of, high) = compute_wilson_limits([0, right], [0, items])
-    assert (float(low), float(high)) == pytest.approx((wanted.low, wanted.high), abs=1e-9)
-    assert (none, all_of) == pytest.approx((0.0, 1.0), abs=1e-6)
