@@ -88,7 +88,7 @@ class Exercise:
         """Opens the task, with the number of training items that the steps of an epoch take."""
         setup = Setup(Cutter(find_model(str(self.model)).vocabulary), self.settings())
         task: Task = (
-            open_squad("1.1", self.data / SQUAD, None, setup, held_out=0.1)
+            open_squad("1.1", self.data / SQUAD, None, setup)
             if self.task == "squad"
             else open_glue(self.task, self.data / "glue", setup)
         )
