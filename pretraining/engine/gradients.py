@@ -32,7 +32,7 @@ from pretraining.engine.neighbours import find_neighbours
 from pretraining.mesh.mesh import is_divided
 from pretraining.model.fused import TAKES_ROWS
 from pretraining.optimizers.steps.flat import FlatOptimizer
-from pretraining.processes.group import add_up, wait_for_all
+from pretraining.processes.group import wait_for_all
 
 BUCKET_SIZE = 1 << 24
 """The elements of a bucket: enough for a network to run at full speed, few enough that many buckets are under way."""
@@ -166,7 +166,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         else:
             squares = torch.stack([add_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1 or self._shared:
-            squares = add_up(squares, None if self._shared else self._group)
+            dist.all_reduce(squares, group=None if self._shared else self._group)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
