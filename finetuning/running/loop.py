@@ -201,7 +201,6 @@ class Tuner(Loop):
         self.state.items += items
         self.log.write(record)
         self.logged = record
-        self.look_at_cores()
 
     def show_progress(self) -> None:
         """Shows the progress of the run, and when its next record is due."""

@@ -43,7 +43,6 @@ from pretraining.objectives.reports import list_loss_curves
 from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes import group
 from pretraining.processes.context import Context
-from pretraining.processes.cores import keep_near
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
@@ -180,10 +179,7 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
 def find_starting_point(request: Request, context: Context, latest: Saved | None, mesh: Mesh) -> StartingPoint:
     """Builds this rank's model, with the weights that it begins or goes on with; all ranks call it together."""
     compute = request.recipe.compute
-    threads = compute.threads or group.default_threads(context.world)
-    torch.set_num_threads(threads)
-    if context.device.type == "cuda":
-        keep_near(context.device, threads)
+    torch.set_num_threads(compute.threads or group.default_threads(context.world))
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
     source = request.origin if latest is None else latest.record

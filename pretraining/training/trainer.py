@@ -340,7 +340,6 @@ class Trainer(Loop):
             raise self.make_divergence(reason, first, phase.batch_number(state.phase_step))
         self.log.write(record)
         self.logged = record
-        self.look_at_cores()
         if self.log.tensorboard:
             for name, values in self.engine.optimizer.histograms().items():
                 self.log.histograms(name, record.step, values)
