@@ -138,17 +138,6 @@ def begin_rank(small_steps: bool = False) -> None:
     outlive_mpirun()
 
 
-def allow_open_files(count: int) -> tuple[int, int]:
-    """Lets this process have so many files and connections open, as far as the system permits it: many give 1,024 to
-    begin with, and more to whoever asks. Returns how many it might have before, and how many it may now."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before, most = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    allowed = max(before, min(count, most))
-    if allowed > before:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, limits[1]))
-    return before, allowed
-
-
 def cores_are_idle() -> bool:
     """Whether nobody works on the cores that this process may use; False where that cannot be seen."""
     with suppress(OSError, IndexError):  # psutil's list has no core that is switched off

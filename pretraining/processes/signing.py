@@ -73,13 +73,13 @@ def read_secret(path: Path, any_mode: bool = False) -> bytes:
 class SignedStore:
     """A store of torch, in which values that no rank of this start has signed are as if they were not there."""
 
-    def __init__(self, raw: Any, secret: bytes, warns: bool = False) -> None:
-        """Signs in a store, which is `raw` to torch; says once where a value is not signed if it `warns`."""
-        self.raw, self._secret, self._warns = raw, secret, warns
+    def __init__(self, raw: Any, secret: bytes) -> None:
+        """Signs in a store, which is `raw` to torch."""
+        self.raw, self._secret = raw, secret
 
     def clone(self) -> SignedStore:
         """Another connection to the same store: one serves one thread at a time."""
-        return SignedStore(self.raw.clone(), self._secret, self._warns)
+        return SignedStore(self.raw.clone(), self._secret)
 
     def set(self, key: str, value: str) -> None:
         self.raw.set(_name(key), self._sign(key, value))
@@ -144,9 +144,6 @@ class SignedStore:
             value = found.decode()[64:]
             if hmac.compare_digest(self._sign(key, value).encode(), found):
                 return value
-        if self._warns and found:
-            self._warns = False
-            warnings.warn(f"{_name(key)} in the store was written by no rank of this run; it is ignored", stacklevel=1)
         return None
 
 
