@@ -21,8 +21,15 @@ from torch.utils.checkpoint import checkpoint
 
 from data_prep.common.errors import UserError
 from pretraining.mesh.cuts import Cut
-from pretraining.mesh.mesh import ALONE, Declared, Mesh, Shares, take_shares
-from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
+from pretraining.mesh.mesh import (
+    ALONE,
+    Declared,
+    Mesh,
+    Shares,
+    copy_to_tensor_ranks,
+    sum_over_tensor_ranks,
+    take_shares,
+)
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch

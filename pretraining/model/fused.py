@@ -17,8 +17,7 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
-from pretraining.mesh.mesh import ALONE, Mesh
-from pretraining.mesh.sums import sum_over_tensor_ranks
+from pretraining.mesh.mesh import ALONE, Mesh, sum_over_tensor_ranks
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import operator
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module, util
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
@@ -30,13 +26,6 @@ TENSORBOARD = "tensorboard"
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
 """Seconds of silence after which a line of progress is printed if the output is no terminal: at first, and at most.
 They double in between."""
-
-POWERS = itertools.accumulate(itertools.repeat(1.1), operator.mul, initial=1e-12)
-LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
-BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
-"""TensorBoard's limits of histogram bins: finer near 0."""
-NUMBERS = itertools.count()
-"""Numbers the files of this process: two may be opened in the same second."""
 
 
 @dataclass(frozen=True)
@@ -86,54 +75,6 @@ class News(Protocol):
         """Draws what a terminal of this width shows until the next progress or record."""
 
 
-class EventFile:
-    """A file of figures for TensorBoard. Steps from `first_step` on in older files beside it are hidden.
-
-    It is written in the calling thread, so that a full disk raises an error there. TensorBoard's own writer uses a
-    thread, which prints a traceback instead.
-    """
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        if util.find_spec("tensorboard") is None:
-            raise UserError("TensorBoard is not installed\npip install tensorboard, or switch its logging off")
-        self._folder = folder
-        self._kinds: Any = import_module("torch.utils.tensorboard.writer")
-        record_writer: Any = import_module("tensorboard.summary.writer.record_writer")
-        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(NUMBERS)}"
-        start = self._kinds.SessionLog(status=self._kinds.SessionLog.START)
-        with _as_user_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._records = record_writer.RecordWriter((folder / name).open("wb"))
-        self._write({"file_version": "brain.Event:2"}, {"step": first_step, "session_log": start})
-
-    def scalars(self, step: int, figures: Mapping[str, float | None]) -> None:
-        """Adds the figures that are not None, each under its name."""
-        known = {name: value for name, value in figures.items() if value is not None}
-        self._write(*({"step": step, "summary": self._kinds.scalar(*figure)} for figure in known.items()))
-
-    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
-        """Adds the distribution of each sample as GROUP/NAME."""
-        for name, values in samples.items():
-            summary = self._kinds.histogram(f"{group}/{name}", np.asarray(values), BINS)
-            self._write({"step": step, "summary": summary})
-
-    def text(self, name: str, step: int, content: str) -> None:
-        """Adds a text as a block of code: TensorBoard renders Markdown."""
-        block = "".join(f"    {line}\n" for line in content.splitlines())
-        self._write({"step": step, "summary": self._kinds.text(name, block)})
-
-    def close(self) -> None:
-        with _as_user_error("the log"):
-            self._records.close()
-
-    def _write(self, *events: dict[str, Any]) -> None:
-        """Writes events with these fields."""
-        with _as_user_error(self._folder):
-            for event in events:
-                self._records.write(self._kinds.Event(wall_time=time.time(), **event).SerializeToString())
-            self._records.flush()
-
-
 class RunLog:
     """Writes the records of a run. With `active=False`, as on ranks other than 0, it writes nothing."""
 
@@ -156,7 +97,7 @@ class RunLog:
         self._last: dict[str, int] = {}
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
-        self._events: EventFile | None = None
+        self._events: Any = None
         self._live: Live | None = None
         self._silence, self._last_line = 0.0, time.monotonic()
         self._opened = ExitStack()
@@ -174,8 +115,8 @@ class RunLog:
                 self._file = open(self._path, "ab", opener=refuse_link)
             opened.callback(_as_user_error(self._path)(self._file.close))
             if self.tensorboard:
-                self._events = EventFile(self._events_folder, self._first)
-                opened.callback(self._events.close)
+                self._events = self._open_events()
+                opened.callback(_as_user_error(self._events_folder)(self._events.close))
             if self._console.is_terminal and not self._name:
                 self._live = Live(console=self._console, refresh_per_second=2, transient=True)
                 with _as_user_error("the console"):
@@ -183,6 +124,17 @@ class RunLog:
                 opened.callback(_as_user_error("the log")(self._live.stop))
             self._opened = opened.pop_all()
         return self
+
+    def _open_events(self) -> Any:
+        """Opens a file for TensorBoard. Steps from the first on in older files beside it are hidden."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "TensorBoard is not installed\npip install tensorboard, or switch its logging off"
+            ) from error
+        with _as_user_error(self._events_folder):
+            return SummaryWriter(str(self._events_folder), purge_step=self._first)  # type: ignore[no-untyped-call]
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes all files; an error in that is raised unless there is one already."""
@@ -199,7 +151,11 @@ class RunLog:
         plain = {name: _drop_infinite(value) for name, value in record.figures().items()}
         self._write_line({"kind": record.kind, **plain, "time": round(time.time(), 3)})
         if self._events is not None:
-            self._events.scalars(record.step, record.curves())
+            with _as_user_error(self._events_folder):
+                for name, value in record.curves().items():
+                    if value is not None:
+                        self._events.add_scalar(name, value, record.step)
+                self._events.flush()
         panel = record.panel(self._console.width) if self._live is not None or self._name else None
         if self._live is not None and panel is not None:
             with _as_user_error("the console"):
@@ -227,12 +183,16 @@ class RunLog:
     def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
         """Adds distributions to TensorBoard."""
         if self._events is not None:
-            self._events.histograms(group, step, samples)
+            with _as_user_error(self._events_folder):
+                for name, values in samples.items():
+                    self._events.add_histogram(f"{group}/{name}", np.asarray(values), step)
 
     def text(self, name: str, content: str) -> None:
-        """Adds a text to TensorBoard."""
+        """Adds a text to TensorBoard, as a block of code: it renders Markdown."""
         if self._events is not None:
-            self._events.text(name, self._first, content)
+            block = "".join(f"    {line}\n" for line in content.splitlines())
+            with _as_user_error(self._events_folder):
+                self._events.add_text(name, block, self._first)
 
     def say(self, text: str) -> None:
         """Prints a line that is in no file."""

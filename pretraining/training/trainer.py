@@ -23,7 +23,7 @@ from pretraining.objectives.declaration import COUNTS, count_step_flops, find_ob
 from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
-from pretraining.processes.devices import DeviceError, is_failure
+from pretraining.processes.gpu_faults import DeviceError, is_gpu_failure
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import measure_flops
@@ -160,7 +160,7 @@ class Trainer(Loop):
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.make_divergence(reason, self.batch_kept, number + 1) from None
         except RuntimeError as error:
-            if is_failure(error):
+            if is_gpu_failure(error):
                 raise DeviceError(error, state.step + 1) from error
             if not is_shortage(error):
                 raise
