@@ -92,7 +92,6 @@ class Tuner(Loop):
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.begun, self.first_step, self.epochs_after = time.monotonic(), self.state.step, epochs_after
-        self.logged: TuningStep | None = None
         self.next_record = 0
 
     def train(self) -> TuningState:
@@ -200,7 +199,6 @@ class Tuner(Loop):
         self.state.seconds += seconds
         self.state.items += items
         self.log.write(record)
-        self.logged = record
 
     def show_progress(self) -> None:
         """Shows the progress of the run, and when its next record is due."""
@@ -210,7 +208,7 @@ class Tuner(Loop):
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
             left = self.estimate_seconds_left()[0] if step > self.first_step else None
             seconds = time.monotonic() - self.begun
-            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left, self.logged))
+            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left))
 
     def estimate_seconds_left(self) -> tuple[float, float]:
         """Estimates the seconds left for the run, and for all runs of the task if there are others, from the time of

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.console import Group
-from rich.text import Text
-
 from data_prep.common.progress import duration
 from finetuning.results import Figures, SplitScores, format_percent
-from pretraining.reporting.console import crop, draw_progress, format_number, format_seconds_left
+from pretraining.reporting.console import format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.records import format_steps
 from pretraining.reporting.run_log import Record
@@ -23,6 +20,7 @@ class TuningStep(Record):
     kind: ClassVar[str] = "step"
     group: ClassVar[str] = "train"
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "seconds_left"})
+    is_frequent: ClassVar[bool] = True
     epoch: float
     """Epochs that are done, with the part of the one at work."""
     loss: float
@@ -50,14 +48,6 @@ class TuningStep(Record):
         parts = [format_steps(self.step, self.total_steps), f"epoch {self.epoch:.2f}", *self._losses(), *self._pace()]
         return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left), *self._all_left()])
 
-    def panel(self, width: int) -> Group:
-        """Two lines, for terminals of 80 columns and more."""
-        return Group(draw_progress("step", self.step, self.total_steps, self.speed.seconds_left, width), self.details())
-
-    def details(self) -> Text:
-        """The figures in one line of a terminal."""
-        return crop("  " + "  ".join([*self._losses(), *self._pace(), *self._all_left()]))
-
     def _all_left(self) -> list[str]:
         return [f"({duration(self.all_left)} for all runs)"] if self.all_left else []
 
@@ -84,26 +74,17 @@ class TuningProgress:
     """Seconds since the start of the run."""
     seconds_left: float | None
     """Estimated seconds left; None before the first step."""
-    latest: TuningStep | None
-    """The last record of steps; None before the first."""
 
     @property
     def has_news(self) -> bool:
-        """Whether it is time for a line where the output is not a terminal."""
+        """Whether it is time for a line."""
         return self.seconds_left is not None and self.seconds > PATIENCE
 
     def line(self) -> str:
         done = format_steps(self.step, self.total_steps)
-        return "  ".join([done, *format_seconds_left(self.seconds_left), self._follow])
-
-    def panel(self, width: int) -> Group:
-        """Two lines, with the last figures where there are some."""
-        head = draw_progress("step", self.step, self.total_steps, self.seconds_left, width)
-        return Group(head, crop(f"  {self._follow}") if self.latest is None else self.latest.details())
-
-    @property
-    def _follow(self) -> str:
-        return f"the loss follows at step {self.next_record:,}"
+        return "  ".join(
+            [done, *format_seconds_left(self.seconds_left), f"the loss follows at step {self.next_record:,}"]
+        )
 
 
 @dataclass(frozen=True)
@@ -140,6 +121,6 @@ def describe(scored: SplitScores, metric: str) -> str:
 
 
 PATIENCE = 5.0
-"""Seconds of a run before its first line of progress where the output is not a terminal."""
+"""Seconds of a run before its first line of progress."""
 UNWRITTEN = ("speed", "total_steps", "all_left", "language_loss")
 """Fields of a step that are not written under these names."""

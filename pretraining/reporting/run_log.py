@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
 import numpy as np
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 
 from data_prep.common import unread
 from data_prep.common.errors import UserError
@@ -24,8 +23,7 @@ from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
-"""Seconds of silence after which a line of progress is printed if the output is no terminal: at first, and at most.
-They double in between."""
+"""Seconds of silence after which a line of progress is printed: at first, and at most. They double in between."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,8 @@ class Record:
     """Group of its figures in TensorBoard, as GROUP/NAME."""
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase"})
     """Figures that make no useful curve and are not sent to TensorBoard."""
+    is_frequent: ClassVar[bool] = False
+    """Whether runs that share a console leave it to the files."""
     step: int
     """Optimizer steps that the run has done."""
 
@@ -56,10 +56,6 @@ class Record:
         """Formats the record in one line of the console."""
         raise NotImplementedError
 
-    def panel(self, width: int) -> RenderableType | None:  # noqa: ARG002
-        """Draws what a terminal of this width shows until the next record; None: print a line instead."""
-        return None
-
 
 class News(Protocol):
     """The progress of a run between two records."""
@@ -70,9 +66,6 @@ class News(Protocol):
 
     def line(self) -> str:
         """Formats the progress in one line of the console."""
-
-    def panel(self, width: int) -> RenderableType:
-        """Draws what a terminal of this width shows until the next progress or record."""
 
 
 class RunLog:
@@ -89,8 +82,8 @@ class RunLog:
         name: str = "",
     ) -> None:
         """`first_step`: the first step that will be logged; entries of it and later steps, from before a stop, are
-        removed. `name`: for runs that share a console; it precedes every line, and records that would be shown as a
-        panel are written to the files only."""
+        removed. `name`: for runs that share a console; it precedes every line, and frequent records are written
+        to the files only."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
         self._first, self._active, self._name = first_step, active, name
         self._noted = 0
@@ -98,7 +91,6 @@ class RunLog:
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
         self._events: Any = None
-        self._live: Live | None = None
         self._silence, self._last_line = 0.0, time.monotonic()
         self._opened = ExitStack()
 
@@ -117,11 +109,6 @@ class RunLog:
             if self.tensorboard:
                 self._events = self._open_events()
                 opened.callback(_as_user_error(self._events_folder)(self._events.close))
-            if self._console.is_terminal and not self._name:
-                self._live = Live(console=self._console, refresh_per_second=2, transient=True)
-                with _as_user_error("the console"):
-                    self._live.start()
-                opened.callback(_as_user_error("the log")(self._live.stop))
             self._opened = opened.pop_all()
         return self
 
@@ -156,21 +143,14 @@ class RunLog:
                     if value is not None:
                         self._events.add_scalar(name, value, record.step)
                 self._events.flush()
-        panel = record.panel(self._console.width) if self._live is not None or self._name else None
-        if self._live is not None and panel is not None:
-            with _as_user_error("the console"):
-                self._live.update(panel, refresh=True)
-        elif panel is None:
+        if not (self._name and record.is_frequent):
             self.say(record.line())
         self._note_lost_readers(record.step)
 
     def show(self, news: News) -> None:
-        """Shows progress between two records, in no file. A terminal shows all; elsewhere a line is printed after the
-        first step, and then after ever longer silence."""
-        if self._live is not None:
-            with _as_user_error("the console"):
-                self._live.update(news.panel(self._console.width))
-        elif not self._name and news.has_news and time.monotonic() - self._last_line >= self._silence:
+        """Prints a line of progress between two records, in no file: after the first step, and then after ever longer
+        silence."""
+        if not self._name and news.has_news and time.monotonic() - self._last_line >= self._silence:
             self._silence = min(LONGEST_SILENCE, max(FIRST_SILENCE, 2 * self._silence))
             self.say(news.line())
 
@@ -199,7 +179,7 @@ class RunLog:
         if self._active:
             text = f"{self._name}  {text}" if self._name else text
             with _as_user_error("the console"):  # a whole line, in one write
-                self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
                 self._console.file.flush()
             self._last_line = time.monotonic()
 
