@@ -156,8 +156,8 @@ def _publish_nonce(raw: Any, world: World, path: Path) -> SignedStore:
     """Publishes a nonce and returns the store in which rank 0 signs with the secret and the nonce, so that ranks ignore
     messages of an earlier start with the same secret."""
     if not os.environ.get(SECRET):
-        write_secret(path, world.one_machine)
-    secret, nonce = read_secret(path, world.one_machine), secrets.token_hex(16)
+        write_secret(path)
+    secret, nonce = read_secret(path), secrets.token_hex(16)
     store = SignedStore(raw, secret + nonce.encode())
     store.set("ranks", str(world.size))
     SignedStore(raw, secret).set("nonce", nonce)
@@ -170,7 +170,7 @@ def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedS
     seconds = _answer_seconds(world) + (0 if world.one_machine or os.environ.get(SECRET) else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
     while time.monotonic() <= deadline:
-        secret = read_secret(path, world.one_machine)
+        secret = read_secret(path)
         if secret and (nonce := SignedStore(raw, secret).get("nonce")) is not None:
             return SignedStore(raw, secret + nonce.encode())
         time.sleep(_pause(world))

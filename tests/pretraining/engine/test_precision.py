@@ -23,7 +23,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining import devices
 from pretraining.config.settings import Compute, Precision
-from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32, require_code
+from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32
 from pretraining.engine import precision as arithmetic
 from pretraining.engine.precision import choose_dtype, explain_slowness, set_arithmetic
 from pretraining.model import cpu_kernels
@@ -168,40 +168,6 @@ def test_deterministic_takes_deterministic_operations_alone(monkeypatch: pytest.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_arithmetic(Precision(), Compute(deterministic=True), GPU)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-
-
-def test_a_v100_needs_the_build_for_cuda_12_6(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpu(monkeypatch, "Tesla V100", (7, 0))
-    with pytest.raises(UserError) as refused:
-        choose_device("auto", World())
-    assert str(refused.value).splitlines() == [
-        "Tesla V100 has compute capability 7.0, and this PyTorch 2.13.0+cu130 has code for sm_75, sm_80, sm_86, sm_90, "
-        "sm_100, sm_120, compute_120 alone",
-        "install the build for CUDA 12.6 (cu126), from PyTorch's own index, or take the device `cpu`",
-    ]
-    assert choose_device("cpu", World()) == torch.device("cpu")
-
-
-def test_a_gpu_that_is_too_new_needs_a_newer_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpu(monkeypatch, "the next one", (13, 0), ["sm_80", "sm_90a"])
-    assert_refusal("install a newer PyTorch", choose_device, "cuda", World())
-
-
-@pytest.mark.parametrize(
-    ("capability", "code"),
-    [
-        ((7, 5), CUDA_13),
-        ((8, 9), CUDA_13),  # runs the code of 8.6
-        ((10, 3), CUDA_13),
-        ((13, 0), CUDA_13),  # compiled when it is loaded
-        ((7, 0), ["sm_50", "sm_60", "sm_70"]),
-        ((9, 4), ["gfx90a"]),  # not NVIDIA's: nothing is known of these
-    ],
-)
-def test_gpus_with_code_are_used(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], code: list[str]) -> None:
-    pretend_gpu(monkeypatch, "a GPU", capability, code)
-    device = torch.device("cuda", 0)
-    assert require_code(device) == choose_device("auto", World()) == device
 
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."

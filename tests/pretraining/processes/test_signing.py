@@ -162,32 +162,29 @@ def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.delenv(SECRET, raising=False)
     path = tmp_path / "secret"
     path.symlink_to(tmp_path / "target")
-    write_secret(path, False)
+    write_secret(path)
     secret = read_secret(path)
     assert len(secret) == 64
     assert not (tmp_path / "target").exists()
     assert path.stat().st_mode & 0o777 == 0o600
-    write_secret(path, False)
+    write_secret(path)
     assert read_secret(path) not in (secret, b""), "each start has its own"
     path.chmod(0o640)
     assert read_secret(path) == b""
     path.chmod(0o600)
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert read_secret(path) == b""
-    assert_refusal(f"others can read what is written there.*\n.*{SECRET}", write_secret, path, False)
+    assert_refusal(f"others can read what is written there.*\n.*{SECRET}", write_secret, path)
 
 
-def test_where_a_disk_keeps_no_modes_one_machine_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a disk of Windows; no other machine reaches their store."""
+def test_where_a_disk_keeps_no_modes_a_secret_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a disk of Windows."""
     monkeypatch.delenv(SECRET, raising=False)
-    opened, path = os.open, tmp_path / "secret"
+    opened = os.open
     monkeypatch.setattr(
         os, "open", lambda place, flags, mode=0o777: opened(place, flags, 0o666 if mode == 0o600 else mode)
     )
-    with pytest.warns(UserWarning, match="other users of this machine can read"):
-        write_secret(path, True)
-    assert len(read_secret(path, True)) == 64
-    assert_refusal("others can read what is written there", write_secret, path, False)
+    assert_refusal("others can read what is written there", write_secret, tmp_path / "secret")
 
 
 def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
