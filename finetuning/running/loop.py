@@ -21,7 +21,7 @@ from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
 from finetuning.running.kept import ActivationCache
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
-from finetuning.running.records import ScoreRecord, TuningProgress, TuningStep
+from finetuning.running.records import ScoreRecord, TuningStep, describe_progress
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -208,7 +208,7 @@ class Tuner(Loop):
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
             left = self.estimate_seconds_left()[0] if step > self.first_step else None
             seconds = time.monotonic() - self.begun
-            self.log.show(TuningProgress(step, self.steps, self.next_record, seconds, left))
+            self.log.show(describe_progress(step, self.steps, self.next_record, seconds, left))
 
     def estimate_seconds_left(self) -> tuple[float, float]:
         """Estimates the seconds left for the run, and for all runs of the task if there are others, from the time of

@@ -60,31 +60,15 @@ class TuningStep(Record):
         return [f"lr {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
 
 
-@dataclass(frozen=True)
-class TuningProgress:
-    """How far a run is between two records."""
-
-    step: int
-    """Optimizer steps done."""
-    total_steps: int
-    """Steps of the whole run."""
-    next_record: int
-    """The step of the next record with a loss."""
-    seconds: float
-    """Seconds since the start of the run."""
-    seconds_left: float | None
-    """Estimated seconds left; None before the first step."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether it is time for a line."""
-        return self.seconds_left is not None and self.seconds > PATIENCE
-
-    def line(self) -> str:
-        done = format_steps(self.step, self.total_steps)
-        return "  ".join(
-            [done, *format_seconds_left(self.seconds_left), f"the loss follows at step {self.next_record:,}"]
-        )
+def describe_progress(
+    step: int, total: int, next_record: int, seconds: float, seconds_left: float | None
+) -> str | None:
+    """Formats the progress of a run that began `seconds` ago in one line, with the step of the next record; None where
+    it is too early for a line, or before the first step."""
+    if seconds_left is None or seconds <= PATIENCE:
+        return None
+    follow = f"the loss follows at step {next_record:,}"
+    return "  ".join([format_steps(step, total), *format_seconds_left(seconds_left), follow])
 
 
 @dataclass(frozen=True)

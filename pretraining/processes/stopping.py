@@ -163,17 +163,12 @@ def list_signals() -> list[signal.Signals]:
 
 
 def parse_time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Parses a time limit; returns it in seconds from the start of the process. Forms: `90m`, `2h`, and those of Slurm:
-    `30:00`, `12:00:00`, `1-12:00:00`; `auto` is the end of the Slurm job, if there is one."""
+    """Parses a time limit such as `90m`; returns it in seconds from the start of the process. `auto` is the end of the
+    Slurm job, if there is one."""
     if text == "auto":
         end = environment.get("SLURM_JOB_END_TIME", "")  # in seconds since 1970
         known = re.fullmatch(r"\d{1,12}", end, re.ASCII)
         return int(end) - time.time() + time.monotonic() - STARTED if known else None
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return float(match[1]) * UNITS[match[2]]
-    if match := re.fullmatch(r"(\d+):(\d\d)", text):  # Slurm's minutes and seconds
-        return 60.0 * int(match[1]) + int(match[2])
-    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
-        days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
-        return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
-    raise UserError(f"--time-limit {text}: not understood; write 90m, 2h, 12:00:00 or 1-12:00:00")
+    raise UserError(f"--time-limit {text}: not understood; write 90m, 2h or 1.5d")

@@ -75,37 +75,20 @@ class StepRecord(LearningRecord):
         ]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a run between two records, as known without waiting for the GPU."""
-
-    step: int
-    """Optimizer steps that the run has done."""
-    total_steps: int
-    """Steps of the whole run; 0 by the clock."""
-    next_record: int
-    """Step of the next record, which has losses."""
-    pieces_per_second: float | None
-    """Estimated real pieces a second of all ranks since the last record; None before a step is done."""
-    seconds_left: float | None
-    """Estimated seconds of the rest of the run; None if unknown."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether it has figures beyond the last record."""
-        return self.pieces_per_second is not None
-
-    def line(self) -> str:
-        done, follow = format_steps(self.step, self.total_steps), f"losses follow at step {self.next_record:,}"
-        return "  ".join([done, *self._pace(), *format_seconds_left(self.seconds_left), follow])
-
-    def _pace(self) -> list[str]:
-        return [] if self.pieces_per_second is None else [f"{format_number(self.pieces_per_second)} pieces/s"]
-
-
 def format_steps(step: int, total: int) -> str:
     """Formats the number of steps done, padded to the width of the total."""
     return f"{step:>{len(str(total))}}/{total}" if total else f"{step:>6}"
+
+
+def describe_progress(
+    step: int, total: int, next_record: int, pieces_per_second: float | None, seconds_left: float | None
+) -> str | None:
+    """Formats the progress between two records in one line, with the step of the next one; None before a step is done.
+    The speed of all ranks and the time left are estimates."""
+    if pieces_per_second is None:
+        return None
+    pace, follow = f"{format_number(pieces_per_second)} pieces/s", f"losses follow at step {next_record:,}"
+    return "  ".join([format_steps(step, total), pace, *format_seconds_left(seconds_left), follow])
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
 from rich.console import Console
@@ -55,17 +55,6 @@ class Record:
     def line(self) -> str:
         """Formats the record in one line of the console."""
         raise NotImplementedError
-
-
-class News(Protocol):
-    """The progress of a run between two records."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether it has figures beyond the last record."""
-
-    def line(self) -> str:
-        """Formats the progress in one line of the console."""
 
 
 class RunLog:
@@ -147,12 +136,12 @@ class RunLog:
             self.say(record.line())
         self._note_lost_readers(record.step)
 
-    def show(self, news: News) -> None:
+    def show(self, line: str | None) -> None:
         """Prints a line of progress between two records, in no file: after the first step, and then after ever longer
         silence."""
-        if not self._name and news.has_news and time.monotonic() - self._last_line >= self._silence:
+        if not self._name and line is not None and time.monotonic() - self._last_line >= self._silence:
             self._silence = min(LONGEST_SILENCE, max(FIRST_SILENCE, 2 * self._silence))
-            self.say(news.line())
+            self.say(line)
 
     def sync(self) -> None:
         """Syncs the file to the disk, so that after a power cut it is not behind the next checkpoint."""

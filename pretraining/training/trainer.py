@@ -28,7 +28,7 @@ from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import measure_flops
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
+from pretraining.reporting.records import EvaluationRecord, StepRecord, describe_progress
 from pretraining.training.guards import CURE, BatchCheck, DivergedError, Finding, Guard, choose_first
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
@@ -309,7 +309,7 @@ class Trainer(Loop):
         every, step = self.request.recipe.logging.every, self.state.step
         next_record = min(step - step % every + every, phase.last_step(self.state) or step + every)
         estimates = self.meter.estimate(*self.estimate_work_left(phase))
-        self.log.show(Progress(step, self.remaining.total_steps, next_record, *estimates))
+        self.log.show(describe_progress(step, self.remaining.total_steps, next_record, *estimates))
 
     def log_step(self, phase: TrainingPhase) -> None:
         """Writes the record of the steps since the last one."""

@@ -28,16 +28,12 @@ LIMITS = {
     "1.5h": 5400,
     "45s": 45,
     "1d": 86400,
-    "30:00": 1800,
-    "12:00:00": 43200,
-    "1-12:00:00": 129600,
-    "2-01:30": 178200,
 }
 
 
 def test_how_a_time_limit_is_written() -> None:
     assert {text: parse_time_limit(text, {}) for text in LIMITS} == LIMITS
-    for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "tomorrow", "1e3s", "nan", "12:00h"):
+    for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "12:00:00", "tomorrow", "1e3s", "nan", "12:00h"):
         with pytest.raises(UserError, match=f"--time-limit {text}: not understood"):
             parse_time_limit(text, {})
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ from rich.console import Console
 from support.records import RECORD, SCORES, open_log
 
 from pretraining.reporting.console import format_number
-from pretraining.reporting.records import Progress
+from pretraining.reporting.records import describe_progress
 
 
 def test_a_line_a_step(tmp_path: Path) -> None:
@@ -31,18 +30,15 @@ def test_a_line_a_step(tmp_path: Path) -> None:
     )
 
 
-PROGRESS = Progress(1, 34, 10, 12_345.0, 75.0)
-
-
 def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, and then where nothing was printed for 5 seconds, 10, 20, 40, and at last for a minute."""
     output, now = io.StringIO(), 1000.0
     monkeypatch.setattr("pretraining.reporting.run_log.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
     with open_log(tmp_path, Console(file=output)) as log:
-        log.show(replace(PROGRESS, step=0, pieces_per_second=None))  # nothing is known yet
+        log.show(describe_progress(0, 300, 10, None, None))  # nothing is known yet
         for second in range(1, 301):
             now = 1000.0 + second
-            log.show(replace(PROGRESS, step=second, total_steps=300))
+            log.show(describe_progress(second, 300, 10, 12_345.0, 75.0))
             if second == 200:
                 log.write(RECORD)  # a line too
     lines = output.getvalue().splitlines()
