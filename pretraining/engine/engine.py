@@ -79,7 +79,7 @@ class Engine:
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
-        self.optimizer.gradient_norm = self._norm_before_step
+        self.optimizer.gradient_norm = lambda: self.gradient_norm
         if settings.parallel.offload == "none":  # a host may be slow in 16 bits
             self.optimizer.dtype = self.dtype
         is_scaled = self.dtype == torch.float16
@@ -124,15 +124,11 @@ class Engine:
         """Frees its memory, so that another engine can follow in the same process."""
         self.deepspeed.destroy()
 
-    def _norm_before_step(self) -> Tensor | float | None:
-        """Returns the norm of the gradient to an optimizer during its step."""
-        norm: Tensor | float | None = self.deepspeed.optimizer._global_grad_norm if self.zero else self._whole_norm
-        return norm
-
     @property
     def gradient_norm(self) -> Tensor | float | None:
-        """The norm of the last step's gradient, before clipping. If it is not finite, the step has moved nothing."""
-        norm: Tensor | float | None = self.deepspeed.get_global_grad_norm() if self.zero else self._whole_norm
+        """The norm of the last step's gradient, before clipping, already there within the step. If it is not finite,
+        the step has moved nothing."""
+        norm: Tensor | float | None = self.deepspeed.optimizer._global_grad_norm if self.zero else self._whole_norm
         return norm
 
     @property

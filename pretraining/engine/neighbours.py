@@ -143,13 +143,13 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
     notes, weights = count_notes(parameters), sum(parameter.nbytes for parameter in parameters) + spare
     length = _align(8 * notes) + _align(4 * sums) + _align(weights)
-    own = _make_room(length)
-    doors = [Door(*door) if door else None for door in gather(_find_door(own[1]) if own else None)]
-    rooms = [own[0] if own and other == rank else _enter_room(each, length) for other, each in enumerate(doors)]
+    file = os.memfd_create("room")
+    os.truncate(file, length)
+    doors = [Door(*door) if door else None for door in gather(_find_door(file))]
+    rooms = [_enter_room(door, length) for door in doors]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
-    if own:
-        os.close(own[1])
+    os.close(file)
     return Neighbours(entered, sums, notes, rank) if all_entered else None
 
 
@@ -162,20 +162,6 @@ def _align(length: int) -> int:
     return -(-length // ALIGNED) * ALIGNED
 
 
-def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
-    """Makes memory that other processes can map by its file; None where the system does not support it."""
-    with suppress(OSError, AttributeError):
-        file = os.memfd_create("room")
-        try:
-            os.truncate(file, length)
-            room = mmap.mmap(file, length)
-        except OSError:
-            os.close(file)
-            raise
-        return room, file
-    return None
-
-
 def _find_door(file: int) -> Door | None:
     """Says where others find a file that this process has open; None on a system that does not tell."""
     found = os.fstat(file)
@@ -185,7 +171,7 @@ def _find_door(file: int) -> Door | None:
 
 
 def _enter_room(door: Door | None, length: int) -> mmap.mmap | None:
-    """Maps another rank's room; None where this process may not, or finds another file behind the door."""
+    """Maps the room of a rank; None where this process may not, or finds another file behind the door."""
     if door is not None:
         with suppress(OSError, ValueError), open(door.path, "r+b", buffering=0) as opened:
             found = os.fstat(opened.fileno())

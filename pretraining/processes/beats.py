@@ -106,8 +106,7 @@ class RankMonitor:
         long = f"{patience / 60:.0f} min" if patience >= 60 else f"{patience:.0f} s"
         if len(last) == len(self._beats):
             return f"no rank has moved for {long}\n{HANG_WHY}"
-        has, hangs, it = ("have", "they hang", "them") if len(last) > 1 else ("has", "it hangs", "it")
-        return f"{name_ranks(last)} {has} not moved for {long}: {hangs}, and the others wait for {it}\n{HANG_WHY}"
+        return f"the others wait for {name_ranks(last)}, which did not move for {long}\n{HANG_WHY}"
 
 
 def say_gone(ranks: Sequence[int]) -> str:

@@ -78,9 +78,6 @@ class SignedStore:
     def set(self, key: str, value: str) -> None:
         self.raw.set(_name(key), self._sign(key, value))
 
-    def set_all(self, keys: Sequence[str], value: str) -> None:
-        self.raw.multi_set([_name(key) for key in keys], [self._sign(key, value) for key in keys])
-
     def claim(self, key: str, value: str) -> str:
         """Sets a value unless a rank has set one before; returns the one that is there."""
         own, found = self._sign(key, value), b""

@@ -119,7 +119,8 @@ class Watch:
             self._start = identify_start(self._world, self._run)
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
-                self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))
+                for rank in range(self._world.size):
+                    self._store.set(self._beat_key(rank), json.dumps(Beat()))
             self._thread = threading.Thread(target=self._keep_watch, daemon=True, name="watch")
             self._thread.start()
             if self._world.rank > 0 and not (uses_agent_store() and self._world.one_machine):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -156,7 +155,6 @@ def added(buckets: list[Bucket], step: int) -> None:
 HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
     lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/sys/kernel/random/uuid")),  # another machine
     lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/nowhere")),
-    lambda patched: patched.delattr(os, "memfd_create"),  # a system without such rooms
     lambda patched: patched.setattr(Door, "path", property(lambda _: __file__)),  # leads to a file of somebody else
     lambda patched: patched.setattr(Door, "path", property(lambda _: "/proc/1/fd/99999")),
 ]

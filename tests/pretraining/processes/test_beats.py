@@ -29,6 +29,10 @@ def hangs(second: int) -> Beat:
     return Beat(second + 1, marks=1)
 
 
+def ahead(second: int) -> Beat:
+    return Beat(second + 1, marks=2)
+
+
 def dies(second: int) -> Beat:
     return works(min(second, 5))
 
@@ -50,7 +54,12 @@ GONE = "has ended, or cannot be reached any more"
         ([loses, dies, lambda second: loses(min(second, 7))], 20, 10, f"rank 1 {GONE}\n{WHY}"),  # not who says so
         ([loses, works], 20, 10, f"another rank {GONE}: Connection closed\n{WHY}"),
         ([lambda second: loses(second, TIMED_OUT), hangs], 20, 10, "rank 1 did not come to where the others wait\n"),
-        ([lambda second: Beat(second + 1, 2), hangs, hangs], 1900, 1801, "ranks 1, 2 have not moved for 30 min: they"),
+        (
+            [lambda second: Beat(second + 1, 2), hangs, hangs],
+            1900,
+            1801,
+            "the others wait for ranks 1, 2, which did not move for 30",
+        ),
         ([hangs, hangs], 1900, 1801, "no rank has moved for 30 min\n"),
         (
             [lambda second: Beat(second + 1)] * 2,

@@ -175,7 +175,7 @@ def hang_as_rank_2(run: Path | None, world: World) -> None:
             reduce()
 
 
-HANGS = "error: rank 2 has not moved for 2 s: it hangs, and the others wait for it\n"
+HANGS = "error: the others wait for rank 2, which did not move for 2 s\n"
 
 
 class MarksOfAGpu(watchdog.Marks):
