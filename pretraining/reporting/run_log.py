@@ -110,7 +110,7 @@ class RunLog:
                 "TensorBoard is not installed\npip install tensorboard, or switch its logging off"
             ) from error
         with _as_user_error(self._events_folder):
-            return SummaryWriter(str(self._events_folder), purge_step=self._first)  # type: ignore[no-untyped-call]
+            return SummaryWriter(str(self._events_folder), purge_step=self._first)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes all files; an error in that is raised unless there is one already."""

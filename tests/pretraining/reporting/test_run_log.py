@@ -236,14 +236,11 @@ def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
 
 
 def record(step: int, **figures: float) -> Logged:
-    phase = 1 if step < 80 else 2
-    return Logged.from_record(
-        {"step": step, "phase": phase, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures}
-    )
+    return Logged.from_record({"step": step, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures})
 
 
 @pytest.mark.parametrize("pairs", [True, False])
-def test_losses_of_both_phases_stand_beside_those_of_validation(pairs: bool) -> None:
+def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
     more = {"next_loss": 0.5} if pairs else {}
     trained = [record(step, **more) for step in range(1, 101)]
     figure = draw_chart(trained, [record(50, **more), record(100, **more)], "mini $", list_loss_curves())
