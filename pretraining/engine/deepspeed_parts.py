@@ -74,7 +74,8 @@ def initialize_deepspeed(
     compiler.compile = lambda: lambda function: function
     parameters = sum(parameter.numel() for parameter in model.parameters())
     config = make_deepspeed_config(settings, dtype, device, mesh.data_ranks, parameters)
-    deepspeed.comm.init_distributed(dist_init_required=False)
+    backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
+    deepspeed.comm.init_distributed(backend, dist_init_required=False)
     with explain_settings():
         return EngineWithZero1(
             args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
