@@ -46,8 +46,8 @@ from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
 from pretraining.engine.precision import choose_dtype
-from pretraining.processes.devices import EXCLUDE
 from pretraining.processes.ending import Code, Ending, Outcome
+from pretraining.processes.gpu_faults import EXCLUDE
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops
@@ -82,7 +82,7 @@ class NodeWatch(Watch):
 
     def _end(self, failure: Outcome, store: Any, found_here: bool = False) -> None:
         if found_here:
-            nodes = self._leave_out(self._judge.late(), failure.reason)
+            nodes = self._leave_out(self._monitor.list_late(), failure.reason)
             failure = failure._replace(reason=": ".join([*nodes, failure.reason]))
         super()._end(failure, store, found_here)
 

@@ -6,16 +6,11 @@ AMD's has run any of it.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from data_prep.common.errors import UserError
-
-OLDER = "the build for CUDA 12.6 (cu126), from PyTorch's own index"
-"""The last with code for GPUs below compute capability 7.5, such as V100 (7.0)."""
 AMPERE = (8, 0)
 """The compute capability from which NVIDIA's GPUs have flash attention and TF32."""
 NODES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
@@ -89,29 +84,3 @@ def explain_unused() -> str:
         return ""
     why, cure = explain_absence()
     return f"there is a GPU here, and it is not used: {why}; {cure}"
-
-
-def require_code(device: torch.device) -> torch.device:
-    """Returns the GPU; an error where the installed PyTorch has no code for it, which its first kernel would find."""
-    capability = torch.cuda.get_device_capability(device)
-    built_for = torch.cuda.get_arch_list()
-    known = [found for found in map(_read, built_for) if found is not None]
-    if not known or any(_runs(*code, capability) for code in known):
-        return device
-    older = capability < min(code[1] for code in known)
-    cure = f"install {OLDER if older else 'a newer PyTorch'}"
-    raise UserError(
-        f"{read_name(device)} has compute capability {'.'.join(map(str, capability))}, and this PyTorch "
-        f"{torch.__version__} has code for {', '.join(built_for)} alone\n{cure}, or take the device `cpu`"
-    )
-
-
-def _read(name: str) -> tuple[str, tuple[int, int]] | None:
-    """Kind and compute capability of code that is called as in `sm_90a` or `compute_120`; None for other vendors'."""
-    found = re.fullmatch(r"(sm|compute)_(\d+)(\d)[a-z]?", name)
-    return None if found is None else (found[1], (int(found[2]), int(found[3])))
-
-
-def _runs(kind: str, code: tuple[int, int], capability: tuple[int, int]) -> bool:
-    """Machine code runs on later GPUs of the same generation, what is compiled when it is loaded on all later ones."""
-    return code <= capability and (kind == "compute" or code[0] == capability[0])

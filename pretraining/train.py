@@ -83,7 +83,7 @@ class Train:
     resume: Literal["auto", "never"] = "auto"
     """Whether to continue what is in the run folder."""
     time_limit: str = "auto"
-    """Save and stop ahead of this, counted from the start: 90m, 2h, 1-12:00:00 (default: the end of the Slurm job)."""
+    """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
     profile: int = 0
     """Write a trace of this many steps, and a table of what took the time, into the run folder."""
     check: bool = False

@@ -21,7 +21,7 @@ from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
 from finetuning.running.kept import keep_activations
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
-from finetuning.running.records import ScoreRecord, TuningStep
+from finetuning.running.records import ScoreRecord, TuningStep, describe_progress
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -31,7 +31,6 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import Progress
 
 
 class TuningState(BaseModel):
@@ -91,7 +90,6 @@ class Tuner(Loop):
         self.batches = TrainingBatches(task.train, settings, context.world.rank, context.world.size)
         self.steps, self.schedule = self.batches.steps, settings.schedule(self.batches.steps)
         self.begun, self.first_step = time.monotonic(), self.state.step
-        self.logged: TuningStep | None = None
         self.next_record = 0
 
     def train(self) -> TuningState:
@@ -200,8 +198,6 @@ class Tuner(Loop):
         self.state.seconds += seconds
         self.state.items += items
         self.log.write(record)
-        self.logged = record
-        self.look_at_cores()
 
     def show_progress(self) -> None:
         """Shows the progress of the run, and when its next record is due."""
@@ -209,9 +205,9 @@ class Tuner(Loop):
             step = self.state.step
             if step >= self.next_record:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
-            estimates = self.meter.estimate(None, self.estimate_seconds_left())
-            place = (step, self.steps, 1, 1, self.next_record)
-            self.log.show(Progress("training", *place, *estimates, self.logged))
+            seconds = time.monotonic() - self.begun
+            left = self.estimate_seconds_left()
+            self.log.show(describe_progress(step, self.steps, self.next_record, seconds, left))
 
     def estimate_seconds_left(self) -> float | None:
         """Estimates the seconds left for the run from the time of its steps since this start, including evaluation and

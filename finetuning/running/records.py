@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.console import Group, RenderableType
-
 from finetuning.results import Figures, SplitScores, format_percent
-from pretraining.reporting.console import crop, draw_progress, format_number, format_seconds_left
+from pretraining.reporting.console import format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.records import format_steps
 from pretraining.reporting.run_log import Record
@@ -21,6 +19,7 @@ class TuningStep(Record):
     kind: ClassVar[str] = "step"
     group: ClassVar[str] = "train"
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "seconds_left"})
+    is_frequent: ClassVar[bool] = True
     epoch: float
     """Epochs that are done, with the part of the one at work."""
     loss: float
@@ -46,15 +45,6 @@ class TuningStep(Record):
         parts = [format_steps(self.step, self.total_steps), f"epoch {self.epoch:.2f}", *self._losses(), *self._pace()]
         return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left)])
 
-    def panel(self, width: int) -> Group:
-        """Two lines, for terminals of 80 columns and more."""
-        head = draw_progress("step", self.step, self.total_steps, self.speed.seconds_left, width)
-        return Group(head, *self.details())
-
-    def details(self) -> list[RenderableType]:
-        """Formats the line of the panel on losses and speed."""
-        return [crop("  " + "  ".join([*self._losses(), *self._pace()]))]
-
     def _losses(self) -> list[str]:
         language = [] if self.language_loss is None else [f"language {self.language_loss:.4f}"]
         return [f"loss {self.loss:.4f}", *language]
@@ -62,6 +52,17 @@ class TuningStep(Record):
     def _pace(self) -> list[str]:
         norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
         return [f"lr {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
+
+
+def describe_progress(
+    step: int, total: int, next_record: int, seconds: float, seconds_left: float | None
+) -> str | None:
+    """Formats the progress of a run that began `seconds` ago in one line, with the step of the next record; None where
+    it is too early for a line, or before the first step."""
+    if seconds_left is None or seconds <= PATIENCE:
+        return None
+    follow = f"the loss follows at step {next_record:,}"
+    return "  ".join([format_steps(step, total), *format_seconds_left(seconds_left), follow])
 
 
 @dataclass(frozen=True)
@@ -97,5 +98,7 @@ def describe(scored: SplitScores, metric: str) -> str:
     return "  ".join(shown)
 
 
+PATIENCE = 5.0
+"""Seconds of a run before its first line of progress."""
 UNWRITTEN = ("speed", "total_steps", "language_loss")
 """Fields of a step that are not written under these names."""

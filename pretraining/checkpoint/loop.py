@@ -15,7 +15,6 @@ from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels
 from pretraining.processes.context import Context
-from pretraining.processes.cores import CoreWatch
 from pretraining.processes.environment import HeapLimit
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
@@ -48,14 +47,8 @@ class Loop:
         )
         self.saver = Saver(folder, checkpoints, self.log.say)
         self.garbage = GarbageCollection()
-        self._cores = CoreWatch()
         if engine.device.type == "cpu":
             warn_of_cpus(context)
-
-    def look_at_cores(self) -> None:
-        """Warns once if other programs slow this rank down. It hardly matters on a GPU."""
-        if self.context.world.rank == 0 and self.engine.device.type == "cpu" and (word := self._cores.word()):
-            self.context.warn(word)
 
     def write_checkpoint(self, step: int, section: Section) -> None:
         """Copies the state, and writes the copy while training continues."""

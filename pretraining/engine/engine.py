@@ -8,21 +8,17 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, TypedDict, cast
-from unittest import mock
 
 import torch
-from pydantic import ValidationError
 from torch import Tensor
 
-from data_prep.common.errors import UserError
 from data_prep.common.private_folders import cache_home, keep_compiled
 from pretraining.engine.buckets import add_squares, find_clip_factor
-from pretraining.engine.deepspeed_config import EngineSettings, make_deepspeed_config
+from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
-from pretraining.mesh.mesh import Mesh, form_mesh, is_divided, make_mpu
+from pretraining.mesh.mesh import form_mesh, is_divided
 from pretraining.model.encoder import Trainable
 from pretraining.optimizers.steps.building import build_optimizer
 from pretraining.optimizers.steps.flat import FlatOptimizer
@@ -62,7 +58,6 @@ class Engine:
         self.mesh, self._clip = self.shares.mesh, settings.clip
         self._whole_norm: Tensor | None = None
         """The norm of the last gradient without ZeRO; with ZeRO, DeepSpeed has it."""
-        self._scale_grows = False
         keep_compiled("TORCH_EXTENSIONS_DIR", cache_home() / "torch_extensions")  # operations of DeepSpeed's
         if settings.compute.compile:
             from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # which takes 3 s to load
@@ -75,17 +70,20 @@ class Engine:
         exact = {name: weight.detach().clone() for name, weight in model.named_parameters() if is_rounded}
         self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer, self.late_weights)
         self.shares.mark(model.to(device))
-        self.deepspeed = initialize_deepspeed(model, self.optimizer, settings, self.dtype, device, self.mesh)
+        with silence_deepspeed():
+            from pretraining.engine.deepspeed_parts import initialize_deepspeed, let_scale_grow_after_step
+
+            parts = model, self.optimizer, settings, self.dtype, device, self.mesh
+            self.deepspeed: Any = initialize_deepspeed(*parts)
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
-        self.optimizer.gradient_norm = self._norm_before_step
+        self.optimizer.gradient_norm = lambda: self.gradient_norm
         if settings.parallel.offload == "none":  # a host may be slow in 16 bits
             self.optimizer.dtype = self.dtype
-        self._update_scale: Callable[[bool], None] = lambda _: None
-        if self.dtype == torch.float16:
-            self._put_off_growth()
+        is_scaled = self.dtype == torch.float16
+        self._after_step = let_scale_grow_after_step(self.deepspeed.optimizer) if is_scaled else lambda: None
 
     def forward(self, batch: Any) -> Any:
         """Computes the output of the model for a micro-batch of this rank."""
@@ -116,21 +114,7 @@ class Engine:
             if "scale already at minimum" in str(error):
                 raise CollapseError from error
             raise
-        if self._scale_grows:
-            self._update_scale(False)
-
-    def _put_off_growth(self) -> None:
-        """Lets the loss scale grow only after a step. DeepSpeed lets it grow within the step, and divides by the new
-        scale the gradients that the old one multiplied, which halves them."""
-        optimizer = self.deepspeed.optimizer
-        self._update_scale = optimizer._update_scale
-
-        def update_or_wait(has_overflow: bool = False) -> None:
-            if has_overflow:
-                self._update_scale(has_overflow)
-            self._scale_grows = not has_overflow
-
-        optimizer._update_scale = update_or_wait
+        self._after_step()
 
     def forget_gradients(self) -> None:
         """Forgets the gradients of a step that was broken off."""
@@ -140,15 +124,11 @@ class Engine:
         """Frees its memory, so that another engine can follow in the same process."""
         self.deepspeed.destroy()
 
-    def _norm_before_step(self) -> Tensor | float | None:
-        """Returns the norm of the gradient to an optimizer during its step."""
-        norm: Tensor | float | None = self.deepspeed.optimizer._global_grad_norm if self.zero else self._whole_norm
-        return norm
-
     @property
     def gradient_norm(self) -> Tensor | float | None:
-        """The norm of the last step's gradient, before clipping. If it is not finite, the step has moved nothing."""
-        norm: Tensor | float | None = self.deepspeed.get_global_grad_norm() if self.zero else self._whole_norm
+        """The norm of the last step's gradient, before clipping, already there within the step. If it is not finite,
+        the step has moved nothing."""
+        norm: Tensor | float | None = self.deepspeed.optimizer._global_grad_norm if self.zero else self._whole_norm
         return norm
 
     @property
@@ -204,51 +184,6 @@ class Engine:
             if parameter.numel():
                 parameter.copy_(full)
         fill_flat_tensors(self.flat_tensors, {name: full})
-
-
-def initialize_deepspeed(
-    model: Trainable,
-    optimizer: FlatOptimizer,
-    settings: EngineSettings,
-    dtype: torch.dtype,
-    device: torch.device,
-    mesh: Mesh,
-) -> Any:
-    """Sets up DeepSpeed's own engine."""
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    with silence_deepspeed():
-        import deepspeed
-
-        from pretraining.engine.gradients import EngineWithZero1
-
-        deepspeed.utils.logger.setLevel(logging.ERROR)
-        deepspeed.utils.groups.mpu = mpu = make_mpu(mesh)  # which it would keep from an engine before
-        # It would try its compilers, and compile an operation between CPUs that only inference calls.
-        deepspeed.ops.__compatible_ops__ = {}
-        # It would collect garbage four times, a second in all, to print how much memory there is.
-        deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
-        # It imports its Muon, whose torch.compile would load all of the compiler at every start, for seconds.
-        as_it_is = mock.patch.object(torch, "compile", lambda function, **_: function)
-        with as_it_is, mock.patch.object(deepspeed, "DeepSpeedEngine", EngineWithZero1), explain_settings():
-            engine, _, _, _ = deepspeed.initialize(
-                args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
-                model=model,
-                optimizer=optimizer,
-                config=make_deepspeed_config(settings, dtype, device, mesh.data_ranks, num_parameters),
-                mpu=mpu,
-                dist_init_required=False,
-            )
-    return engine
-
-
-@contextlib.contextmanager
-def explain_settings() -> Iterator[None]:
-    """Turns DeepSpeed's errors about unknown or wrong settings into UserError."""
-    try:
-        yield
-    except ValidationError as error:
-        faults = [f"deepspeed: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise UserError("\n".join(faults)) from error
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ another optimizer, which copies each gradient several times. Here, for both type
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +32,7 @@ from pretraining.engine.neighbours import find_neighbours
 from pretraining.mesh.mesh import is_divided
 from pretraining.model.fused import TAKES_ROWS
 from pretraining.optimizers.steps.flat import FlatOptimizer
-from pretraining.processes.group import add_up, wait_for_all
+from pretraining.processes.group import wait_for_all
 
 BUCKET_SIZE = 1 << 24
 """The elements of a bucket: enough for a network to run at full speed, few enough that many buckets are under way."""
@@ -166,7 +166,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         else:
             squares = torch.stack([add_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1 or self._shared:
-            squares = add_up(squares, None if self._shared else self._group)
+            dist.all_reduce(squares, group=None if self._shared else self._group)
         return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
 
     def clear_hp_grads(self) -> None:
@@ -174,23 +174,3 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         self._exchange.break_off()
         for bucket in self._buckets:
             bucket.forget()
-
-
-class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
-    """DeepSpeed's engine, with `Zero1` in bf16 and fp32 where possible, and a callback for this rank's gradients."""
-
-    on_own_gradients: Callable[[], None] = staticmethod(lambda: None)
-    """called at the end of each backward pass; under ZeRO 0 and 1 before this rank waits for the gradients of others"""
-
-    def _backward_epilogue(self) -> None:
-        self.on_own_gradients()
-        super()._backward_epilogue()
-
-    def _configure_bf16_optimizer(self, optimizer: FlatOptimizer) -> Zero1:
-        return Zero1(optimizer, self)
-
-    def _configure_zero_optimizer(self, optimizer: FlatOptimizer) -> Any:
-        fits = self.zero_optimization_stage() == 1 and self.get_data_types()[0] == torch.float32
-        if fits and not self.zero_cpu_offload():
-            return Zero1(optimizer, self)
-        return super()._configure_zero_optimizer(optimizer)

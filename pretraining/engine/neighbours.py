@@ -2,8 +2,8 @@
 
 Through sockets, each number would be copied four times. Here each rank has a room, memory that the other ranks map. It
 writes its gradients there, waits for the other ranks, and reads theirs. The weights are in the room of rank 0: each
-rank writes its own share while no rank reads. Ranks wait for one another by their bells, or by gloo, which both notice
-a dead rank. A room has no name in the file system, and ends with the last process that maps it.
+rank writes its own share while no rank reads. They wait for one another by gloo, which notices a dead rank.
+A room has no name in the file system, and ends with the last process that maps it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,13 +21,25 @@ from torch import Tensor
 
 from pretraining.engine.buckets import Bucket
 from pretraining.engine.exchange import Exchange
-from pretraining.processes.bells import Door, identify_system
 from pretraining.processes.group import gather, host_group, place, wait_for_all
 
 WHOLE = -1
 """The note of a parameter that is shown whole; the note of another parameter is its number of rows."""
 ALIGNED = 64
 """The parts of a room are multiples of these bytes."""
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+"""Where Linux says which start of which machine this is."""
+
+
+class Door(NamedTuple):
+    """Where other processes of the same user find the file of a room."""
+
+    boot: str
+    """The start of the machine on which the file is."""
+    path: str
+    device: int
+    number: int
+    """Inode of the file. In another PID namespace the same path may lead to another file."""
 
 
 class Spot(NamedTuple):
@@ -126,19 +139,17 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     rank, ranks = place()
     if ranks == 1 or dist.get_backend(host_group()) != "gloo":  # a group that is pretended says nothing
         return None
-    if len(systems := {*gather(identify_system())}) > 1 or None in systems:
-        return None
     spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
     notes, weights = count_notes(parameters), sum(parameter.nbytes for parameter in parameters) + spare
     length = _align(8 * notes) + _align(4 * sums) + _align(weights)
-    own = _make_room(length)
-    doors = [Door(*door) if door else None for door in gather(Door.from_file(own[1]) if own else None)]
-    rooms = [own[0] if own and other == rank else _enter_room(each, length) for other, each in enumerate(doors)]
+    file = os.memfd_create("room")
+    os.truncate(file, length)
+    doors = [Door(*door) if door else None for door in gather(_find_door(file))]
+    rooms = [_enter_room(door, length) for door in doors]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
-    if own:
-        os.close(own[1])
+    os.close(file)
     return Neighbours(entered, sums, notes, rank) if all_entered else None
 
 
@@ -151,23 +162,19 @@ def _align(length: int) -> int:
     return -(-length // ALIGNED) * ALIGNED
 
 
-def _make_room(length: int) -> tuple[mmap.mmap, int] | None:
-    """Makes memory that other processes can map by its file; None where the system does not support it."""
-    with suppress(OSError, AttributeError):
-        file = os.memfd_create("room")
-        try:
-            os.truncate(file, length)
-            room = mmap.mmap(file, length)
-        except OSError:
-            os.close(file)
-            raise
-        return room, file
+def _find_door(file: int) -> Door | None:
+    """Says where others find a file that this process has open; None on a system that does not tell."""
+    found = os.fstat(file)
+    with suppress(OSError):
+        return Door(BOOT.read_text(), f"/proc/{os.getpid()}/fd/{file}", found.st_dev, found.st_ino)
     return None
 
 
 def _enter_room(door: Door | None, length: int) -> mmap.mmap | None:
-    """Maps another rank's room; None where this process may not."""
+    """Maps the room of a rank; None where this process may not, or finds another file behind the door."""
     if door is not None:
-        with suppress(OSError, ValueError), open(door.enter(os.O_RDWR), "r+b", buffering=0) as opened:
-            return mmap.mmap(opened.fileno(), length)
+        with suppress(OSError, ValueError), open(door.path, "r+b", buffering=0) as opened:
+            found = os.fstat(opened.fileno())
+            if (BOOT.read_text(), found.st_dev, found.st_ino) == (door.boot, door.device, door.number):
+                return mmap.mmap(opened.fileno(), length)
     return None

@@ -77,17 +77,11 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
 
 def _require_translators(device: torch.device) -> None:
     """Refuses torch.compile where it lacks a requirement, which it would only notice in the first step."""
-    if cpu_kernels.find_compiler() is None:
-        raise UserError("compute.compile = true: needs a C++ compiler; install g++, or take compute.compile = false")
-    headers = Path(sysconfig.get_path("include"))
-    if not (headers / "Python.h").exists():
-        raise UserError(
-            f"compute.compile = true: needs Python's headers, and {headers} has no Python.h\n"
-            "install python3-dev (of the system's Python; those of conda and pyenv have them), "
-            "or take compute.compile = false"
-        )
-    if device.type == "cuda" and not has_triton():
-        unknown = f"it is not installed or does not know {devices.read_name(device)}"
-        raise UserError(
-            f"compute.compile = true: needs Triton, and {unknown}\npip install triton, or take compute.compile = false"
-        )
+    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+    needed = {
+        "a C++ compiler (install g++)": cpu_kernels.find_compiler() is not None,
+        "Python.h (install python3-dev)": has_headers,
+        "Triton (pip install triton), which knows this GPU": device.type != "cuda" or has_triton(),
+    }
+    if missing := [name for name, is_there in needed.items() if not is_there]:
+        raise UserError(f"compute.compile = true: needs {' and '.join(missing)}; or take compute.compile = false")

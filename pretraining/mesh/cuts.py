@@ -74,9 +74,7 @@ def find_crossing(tensor: int, per_node: int, across_nodes: bool = False) -> str
     if per_node % tensor == 0 or (across_nodes and tensor % per_node == 0):
         return None
     if across_nodes:
-        below = tensor // per_node * per_node or max(each for each in range(1, tensor) if per_node % each == 0)
-        fault = f"parallel.tensor = {tensor}: is no multiple of the {per_node} ranks of a node, nor a divisor"
-        return f"{fault}; take {below}"
+        return f"parallel.tensor = {tensor}: take a divisor or a multiple of the {per_node} ranks of a node"
     return (
         f"parallel.tensor = {tensor}: does not divide the {per_node} ranks of a node, and between nodes the sums of "
         f"every layer are slow; start a multiple of {tensor} on each, or take parallel.across_nodes = true"

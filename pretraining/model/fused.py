@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pretraining.mesh.mesh import ALONE, Mesh
-from pretraining.mesh.sums import sum_over_tensor_ranks
+from pretraining.mesh.mesh import ALONE, Mesh, sum_over_tensor_ranks
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pretraining.mesh.cuts import Cut
-from pretraining.mesh.mesh import ALONE, Mesh
-from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
+from pretraining.mesh.mesh import ALONE, Mesh, copy_to_tensor_ranks, sum_over_tensor_ranks
 from pretraining.model.dropout import Dropout
 from pretraining.model.fused import add_and_norm, add_then_norm
 from pretraining.model.products import multiply, multiply_and_pass

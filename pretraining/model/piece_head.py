@@ -8,8 +8,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from pretraining.mesh.mesh import ALONE, Mesh
-from pretraining.mesh.sums import copy_to_tensor_ranks
+from pretraining.mesh.mesh import ALONE, Mesh, copy_to_tensor_ranks
 from pretraining.model.losses import log_probabilities, loss_in_chunks, masked_loss
 from pretraining.model.shape import Shape
 

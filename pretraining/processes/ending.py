@@ -7,7 +7,7 @@
         ...
     exit_now(ending.code)
 
-A thread of `Watch` that ends its process says so through the same `conclude`.
+A thread of `Watch` that ends its process says so through the same `report_end`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,8 @@ from data_prep.common.errors import UnreachedError, UserError, printable
 from data_prep.common.files import refuse_link, tells_of_gone_storage, write_json
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, read_lock
-from data_prep.common.terminal import is_terminal
 from pretraining.processes.ahead import await_call
-from pretraining.processes.devices import judge_error
+from pretraining.processes.gpu_faults import note_gpu_failure
 from pretraining.processes.stopping import SIGNALS, EndAtOnce, handle_signals
 
 STACKS = "stacks"
@@ -86,11 +85,11 @@ class Ending:
         if isinstance(error, SystemExit):  # a library wants to end the program
             self.code = error.code if isinstance(error.code, int) else Code.MISTAKE
             return True
-        error = judge_error(error, self._run)
+        error = note_gpu_failure(error, self._run)
         outcome = find_outcome(error, self.world.rank)
         if outcome.code == Code.MISTAKE:
             traceback.print_exception(error)
-        conclude(outcome, self.world, self._run, self.start, rank_0_missing=isinstance(error, UnreachedError))
+        report_end(outcome, self.world, self._run, self.start, rank_0_missing=isinstance(error, UnreachedError))
         self.code = outcome.code
         return True
 
@@ -101,7 +100,7 @@ def identify_start(world: World, run: Path | None) -> bytes | None:
     return read_lock(run / LOCK) if run is not None and world.rank else None
 
 
-def conclude(
+def report_end(
     outcome: Outcome, world: World, run: Path | None, start: bytes | None = None, rank_0_missing: bool = False
 ) -> None:
     """Says why this process ends, then leaves in the folder `run` what helps to understand it.
@@ -154,8 +153,6 @@ def _say(outcome: Outcome, world: World, run: Path | None) -> None:
         text = f"error: {text}" if outcome.rank == world.rank else f"error: rank {outcome.rank}: {text}"
         if outcome.code == Code.RANK_LOST and run is not None:
             text += f"\nthe stacks of the ranks that still run are in {run / STACKS}"
-        if is_terminal(sys.stderr) and not os.environ.get("NO_COLOR"):
-            text = f"\x1b[31m{text}\x1b[0m"
     with suppress(OSError):  # a launcher that is gone reads no more
         print(text, file=sys.stderr, flush=True)
 

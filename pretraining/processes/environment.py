@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import resource
 import sys
 import warnings
@@ -27,8 +26,6 @@ LOOK_SECONDS, BUSY = 0.1, 30
 """For how long cores are watched, and the percentage of that time for which one is at work that is not ours alone."""
 ROOT = Path(__file__).parents[2]
 _with_place = warnings.formatwarning
-STAT = Path("/proc/stat")
-"""Where Linux counts what its cores did."""
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The variable for the allocator of a GPU's memory, and its older name, which PyTorch prefers where both are set."""
@@ -56,12 +53,8 @@ def prepare_process(small_steps: bool = False) -> None:
         os.environ[ALLOCATOR[0]] = GROWING
     warnings.filterwarnings("ignore", message="`torch.distributed.", category=FutureWarning)  # DeepSpeed's calls
     warnings.formatwarning = _format_warning
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return  # not glibc
     for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_TOP_PAD, PAD)):
-        mallopt(option, value)
+        ctypes.CDLL(None).mallopt(option, value)
     _ask_for_huge_pages()
 
 
@@ -129,15 +122,14 @@ class HeapLimit:
             self._most = max(LEAST_LIMIT, 2 * held)
         elif held > self._most:
             self._most = None
-            with suppress(OSError, AttributeError):  # not glibc
-                ctypes.CDLL(None).malloc_trim(0)
-                _ask_for_huge_pages()
+            ctypes.CDLL(None).malloc_trim(0)
+            _ask_for_huge_pages()
 
 
 def read_own_memory() -> int:
-    """Reads how many bytes of memory this process has for itself, on Linux without files that it maps."""
+    """Reads how many bytes of memory this process has for itself, without files that it maps."""
     found = psutil.Process().memory_info()
-    return int(found.rss - getattr(found, "shared", 0))
+    return int(found.rss - found.shared)
 
 
 def begin_rank(small_steps: bool = False) -> None:
@@ -146,23 +138,9 @@ def begin_rank(small_steps: bool = False) -> None:
     outlive_mpirun()
 
 
-def allow_open_files(count: int) -> tuple[int, int]:
-    """Lets this process have so many files and connections open, as far as the system permits it: many give 1,024 to
-    begin with, and more to whoever asks. Returns how many it might have before, and how many it may now."""
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before, most = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
-    allowed = max(before, min(count, most))
-    if allowed > before:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, limits[1]))
-    return before, allowed
-
-
 def cores_are_idle() -> bool:
     """Whether nobody works on the cores that this process may use; False where that cannot be seen."""
-    try:
-        lines = STAT.read_text().splitlines()  # in the order of psutil's list, which has no core that is switched off
-        cores = [int(line.split()[0].removeprefix("cpu")) for line in lines if re.match(r"cpu\d", line)]
-        busy = dict(zip(cores, psutil.cpu_percent(LOOK_SECONDS, percpu=True), strict=True))
-        return all(busy.get(core, 0.0) < BUSY for core in os.sched_getaffinity(0))
-    except (OSError, ValueError, AttributeError):
-        return False
+    with suppress(OSError, IndexError):  # psutil's list has no core that is switched off
+        busy = psutil.cpu_percent(LOOK_SECONDS, percpu=True)
+        return all(busy[core] < BUSY for core in os.sched_getaffinity(0))
+    return False

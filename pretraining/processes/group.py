@@ -34,9 +34,8 @@ from torch import Tensor
 from data_prep.common.capacity import list_cores, num_cores
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import World
-from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
+from pretraining.devices import explain_absence, explain_unused, find_kind
 from pretraining.processes.ahead import await_call
-from pretraining.processes.bells import NO_BELLS, Bells, hang_bells
 from pretraining.processes.meeting import CHOICE, ask_rank_0, find_interface, meet
 from pretraining.processes.signing import SignedStore, restart
 
@@ -67,9 +66,9 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
         raise UserError(f"a GPU was asked for, but {why}\n{cure}, or take the device `auto` or `cpu`")
     count = torch.cuda.device_count()
     if count >= world.local_size:
-        return require_code(torch.device("cuda", world.local_rank))
+        return torch.device("cuda", world.local_rank)
     if count == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0:  # srun --gpus-per-task=1
-        return require_code(torch.device("cuda", 0))  # its own, which it alone sees: `connect` checks that
+        return torch.device("cuda", 0)  # its own, which it alone sees: `connect` checks that
     raise UserError(
         f"{world.local_size} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
         f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"
@@ -102,9 +101,6 @@ _connection: tuple[SignedStore, SignedStore, dict[str, str | None]] | None = Non
 
 _host_group: Any = None
 """The gloo group beside that of NCCL."""
-
-_bells: Bells = NO_BELLS
-"""Pipes by which the ranks of one machine exchange small messages sooner than by gloo."""
 
 
 def connect(
@@ -145,7 +141,6 @@ def connect(
 def disconnect() -> None:
     """Leaves the process group after work that went well, if that comes to an end; after errors use `exit_now`."""
     global _connection, _host_group
-    _bells.close()
     if dist.is_initialized():
         with suppress(Exception):
             await_call(LEAVE_SECONDS, _leave_group)
@@ -177,8 +172,7 @@ def host_group() -> Any:
 
 def wait_for_all() -> None:
     """Waits until all ranks have come here on their hosts, whatever their GPUs still do."""
-    if _bells.ring(b"!") is None:
-        dist.barrier(host_group())
+    dist.barrier(host_group())
 
 
 def open_stores() -> tuple[SignedStore, SignedStore]:
@@ -213,7 +207,7 @@ def _restore(before: Mapping[str, str | None]) -> None:
 
 def _join_group(store: SignedStore, world: World, device: torch.device, timeout: float) -> SignedStore:
     """Makes torch's process group; returns a second connection to the store."""
-    global _host_group, _bells
+    global _host_group
     try:
         watch_store = store.clone()
         store.raw.set_timeout(timedelta(seconds=timeout))  # of ranks for one another, as torch uses the group
@@ -227,7 +221,6 @@ def _join_group(store: SignedStore, world: World, device: torch.device, timeout:
         if device.type == "cuda":
             _host_group = dist.new_group(timeout=timedelta(seconds=timeout), backend="gloo")
         find_greatest(torch.zeros(1), host_group())  # connects the ranks: one that dies from here on is noticed
-        _bells = hang_bells(world.rank, world.size, gather, timeout) if world.one_machine else NO_BELLS
     except RuntimeError as error:
         raise LostError(error) from error
     return watch_store
@@ -337,11 +330,9 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
     gloo's own all-reduce hands numbers from rank to rank around all of them, twice: among 1,024 ranks, 2,046 messages
     one after another in every step. Here it is 10, and each rank needs connections to few others: in each turn it tells
     what it knows to the one so many places after it, and hears the one as many before it: 1, 2, 4 … places. After the
-    last, everyone has heard of everyone; of some twice, which changes no maximum. On one machine they ring their bells.
+    last, everyone has heard of everyone; of some twice, which changes no maximum.
     """
     group = dist.group.WORLD if group is None else group
-    if group is host_group() and (brought := _collect_by_bells(own)) is not None:
-        return brought.amax(0)
     rank, ranks, distance = group.rank(), group.size(), 1
     while distance < ranks:
         heard = torch.empty_like(own)
@@ -351,19 +342,3 @@ def find_greatest(own: Tensor, group: Any = None) -> Tensor:
         own = torch.maximum(own, heard)
         distance *= 2
     return own
-
-
-def add_up(own: Tensor, group: Any = None) -> Tensor:
-    """Returns the sum of the tensors of a group's ranks, by default of all: the same bits on each rank. May overwrite
-    `own`."""
-    everyone = dist.get_world_size(group) == dist.get_world_size()
-    if everyone and own.device.type == "cpu" and (brought := _collect_by_bells(own)) is not None:
-        return brought.sum(0)
-    dist.all_reduce(own, group=group)
-    return own
-
-
-def _collect_by_bells(own: Tensor) -> Tensor | None:
-    """Collects the tensors of all ranks by their bells, in the order of ranks; None where these do not ring."""
-    told = _bells.ring(own.numpy().tobytes())
-    return None if told is None else torch.frombuffer(bytearray(b"".join(told)), dtype=own.dtype).view(-1, *own.shape)

@@ -11,8 +11,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import resource
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import TimeoutError as LateError
@@ -28,7 +30,6 @@ import torch.distributed as dist
 from data_prep.common.errors import SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import LOOPBACK, World
 from pretraining.processes.ahead import await_call
-from pretraining.processes.environment import allow_open_files
 from pretraining.processes.signing import LOOK_SECONDS, LOOKS_A_SECOND, SECRET, SignedStore, read_secret, write_secret
 
 ANSWER_SECONDS, ANSWER_SECONDS_OF_A_RANK = 15.0, 0.1
@@ -40,8 +41,6 @@ CONNECTIONS = 2
 """Connections of each rank to the store: one serves one thread at a time."""
 OWN_FILES = 256
 """More files than a rank has open besides: libraries, shards, logs, its connections to other ranks."""
-UNSIGNED, UNSIGNED_LENGTH = "unsigned", 500
-"""Key of the message that rank 0 leaves if it cannot write the secret, and its characters that other ranks print."""
 CHOICE = "GLOO_SOCKET_IFNAME"
 """The variable in which users say over which interface gloo speaks."""
 
@@ -90,9 +89,13 @@ def _enter_store(world: World, patience: float, path: Path) -> SignedStore:
 
 
 def _require_open_files(world: World) -> None:
-    """Refuses to begin where the process with the store may not have as many connections as ranks will open."""
-    needed = CONNECTIONS * world.size + OWN_FILES
-    before, now = allow_open_files(needed)
+    """Lets this process have as many connections as ranks will open; refuses to begin where the one with the store may
+    not."""
+    needed, limits = CONNECTIONS * world.size + OWN_FILES, resource.getrlimit(resource.RLIMIT_NOFILE)
+    before, most = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    now = max(before, min(needed, most))
+    if now > before:  # many systems give 1,024 to begin with, and more to whoever asks
+        resource.setrlimit(resource.RLIMIT_NOFILE, (now, limits[1]))
     who, allowed = ("torchrun", before) if uses_agent_store() else ("rank 0", now)
     if world.rank == 0 and allowed < needed:
         raise UserError(
@@ -151,17 +154,11 @@ def _join(raw: Any, world: World, patience: float, path: Path) -> SignedStore | 
 
 def _publish_nonce(raw: Any, world: World, path: Path) -> SignedStore:
     """Publishes a nonce and returns the store in which rank 0 signs with the secret and the nonce, so that ranks ignore
-    messages of an earlier start with the same secret. If rank 0 cannot write the secret, it says why, unsigned."""
+    messages of an earlier start with the same secret."""
     if not os.environ.get(SECRET):
-        try:
-            write_secret(path, world.one_machine)
-        except UserError as error:
-            unsigned = SignedStore(raw, b"")
-            unsigned.set(UNSIGNED, str(error))
-            _leave(unsigned, world)
-            raise
-    secret, nonce = read_secret(path, world.one_machine), secrets.token_hex(16)
-    store = SignedStore(raw, secret + nonce.encode(), warns=True)
+        write_secret(path)
+    secret, nonce = read_secret(path), secrets.token_hex(16)
+    store = SignedStore(raw, secret + nonce.encode())
     store.set("ranks", str(world.size))
     SignedStore(raw, secret).set("nonce", nonce)
     return store
@@ -169,19 +166,13 @@ def _publish_nonce(raw: Any, world: World, path: Path) -> SignedStore:
 
 def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedStore | None:
     """Waits until rank 0 has signed a nonce with the secret that this rank reads, and returns the store. Until rank 0
-    comes, the file may have an older secret. None if there is no such nonce in time; UnreachedError if rank 0 says that
-    it failed."""
-    given, unsigned = bool(os.environ.get(SECRET)), SignedStore(raw, b"")
-    seconds = _answer_seconds(world) + (0 if world.one_machine or given else FILE_SECONDS)
+    comes, the file may have an older secret. None if there is no such nonce in time."""
+    seconds = _answer_seconds(world) + (0 if world.one_machine or os.environ.get(SECRET) else FILE_SECONDS)
     deadline = time.monotonic() + (patience if uses_agent_store() else seconds)
     while time.monotonic() <= deadline:
-        secret = read_secret(path, world.one_machine)
+        secret = read_secret(path)
         if secret and (nonce := SignedStore(raw, secret).get("nonce")) is not None:
             return SignedStore(raw, secret + nonce.encode())
-        if not given and (told := unsigned.get(UNSIGNED)) is not None:  # anybody may write it: it only ends this rank
-            _leave(unsigned, world)
-            shown = " ".join(told[:UNSIGNED_LENGTH].split())
-            raise UnreachedError(f"rank 0 failed, and left this message, which is not signed: {shown!r}")
         time.sleep(_pause(world))
     return None
 
@@ -221,14 +212,14 @@ def _leave(store: SignedStore, world: World, missing: Sequence[int] = ()) -> Non
 
 
 def ask_rank_0(
-    store: SignedStore, world: World, topic: str, own: str, conclude: Callable[[Sequence[str]], str], patience: float
+    store: SignedStore, world: World, topic: str, own: str, answer_all: Callable[[Sequence[str]], str], patience: float
 ) -> str:
-    """Rank 0's conclusion from what every rank says of a topic; where it concludes with a UserError, all raise it.
-    All ranks call it, each with its own word."""
+    """Returns what rank 0 answers to all ranks once each has said its own word on a topic; a UserError of its function
+    is raised on all. All ranks call it."""
     store.set(f"{topic}/{world.rank}", own)
     if world.rank == 0:
         try:
-            told = {"answer": conclude(store.await_all([f"{topic}/{rank}" for rank in range(world.size)], patience))}
+            told = {"answer": answer_all(store.await_all([f"{topic}/{rank}" for rank in range(world.size)], patience))}
         except UserError as error:
             told = {"fault": str(error)}
         store.set(f"{topic}/answer", json.dumps(told))
@@ -261,16 +252,16 @@ def find_interface(store: SignedStore, world: World, patience: float) -> str | N
     10.0.0.1 to others, and takes the interface with that.
     """
     route = _route(world)
-    address_of_0 = ask_rank_0(store, world, "address", json.dumps(route), partial(_answer, world), patience)
+    address_of_0 = ask_rank_0(store, world, "address", json.dumps(route), partial(_find_address, world), patience)
     if route.chosen:
         return None
     own = address_of_0 or route.here if _is_loopback(route.here) else route.here
     return next((name for name, addresses in _interfaces().items() if own in addresses), None)
 
 
-def _answer(world: World, words: Sequence[str]) -> str:
-    """Rank 0's conclusion from the routes of all ranks: its address as others see it, which may be empty; UserError
-    where a rank that needs a way has none."""
+def _find_address(world: World, words: Sequence[str]) -> str:
+    """Finds rank 0's address as others see it among the routes of all ranks; it may be empty. UserError where a rank
+    that needs a way has none."""
     routes = [Route(*json.loads(word)) for word in words]
     for rank, route in enumerate(routes):
         if not (route.here or route.chosen):

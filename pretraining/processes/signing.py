@@ -12,7 +12,6 @@ import os
 import secrets
 import stat
 import time
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -39,33 +38,28 @@ def restart() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
-def write_secret(path: Path, one_machine: bool) -> None:
-    """Writes a new secret into a file that only this user can read.
-
-    Where a disk keeps no modes, ranks of one machine go on, since no other machine reaches their store.
-    """
+def write_secret(path: Path) -> None:
+    """Writes a new secret into a file that only this user can read; UserError where a disk keeps no modes."""
     secret = secrets.token_hex(32).encode()
     with writable(f"--out {path.parent}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # of an earlier start
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(secret)
-    if one_machine and read_secret(path) != secret == read_secret(path, any_mode=True):
-        warnings.warn(f"{path}: other users of this machine can read the secret that ranks sign with", stacklevel=2)
-    elif read_secret(path) != secret:
+    if read_secret(path) != secret:
         path.unlink()
         cure = f"set one, the same for all ranks, before the command: export {SECRET}=$(openssl rand -hex 32)"
         raise UserError(f"{path}: others can read what is written there, and the ranks' secret with it\n{cure}")
 
 
-def read_secret(path: Path, any_mode: bool = False) -> bytes:
+def read_secret(path: Path) -> bytes:
     """Reads the secret from the environment, or else from the file. Returns nothing if there is no such file, if it
-    belongs to another user, or if others may read it; `any_mode` accepts a file that others may read."""
+    belongs to another user, or if others may read it."""
     if given := os.environ.get(SECRET):
         return given.encode()
     with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
-        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and (any_mode or not found.st_mode & 0o077):
+        if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
             return file.read(1000)
     return b""
 
@@ -73,19 +67,16 @@ def read_secret(path: Path, any_mode: bool = False) -> bytes:
 class SignedStore:
     """A store of torch, in which values that no rank of this start has signed are as if they were not there."""
 
-    def __init__(self, raw: Any, secret: bytes, warns: bool = False) -> None:
-        """Signs in a store, which is `raw` to torch; says once where a value is not signed if it `warns`."""
-        self.raw, self._secret, self._warns = raw, secret, warns
+    def __init__(self, raw: Any, secret: bytes) -> None:
+        """Signs in a store, which is `raw` to torch."""
+        self.raw, self._secret = raw, secret
 
     def clone(self) -> SignedStore:
         """Another connection to the same store: one serves one thread at a time."""
-        return SignedStore(self.raw.clone(), self._secret, self._warns)
+        return SignedStore(self.raw.clone(), self._secret)
 
     def set(self, key: str, value: str) -> None:
         self.raw.set(_name(key), self._sign(key, value))
-
-    def set_all(self, keys: Sequence[str], value: str) -> None:
-        self.raw.multi_set([_name(key) for key in keys], [self._sign(key, value) for key in keys])
 
     def claim(self, key: str, value: str) -> str:
         """Sets a value unless a rank has set one before; returns the one that is there."""
@@ -144,9 +135,6 @@ class SignedStore:
             value = found.decode()[64:]
             if hmac.compare_digest(self._sign(key, value).encode(), found):
                 return value
-        if self._warns and found:
-            self._warns = False
-            warnings.warn(f"{_name(key)} in the store was written by no rank of this run; it is ignored", stacklevel=1)
         return None
 
 

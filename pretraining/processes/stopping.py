@@ -6,10 +6,10 @@ brings what it wishes as a number, on the host, and all do what the most urgent 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -31,7 +31,6 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)  # those that ask a ru
 ECHO_SECONDS = 0.5  # a signal so soon after a Ctrl-C is the same key press, passed on by a launcher
 QUESTION_SECONDS = 0.5  # how long ranks go on within a step before they ask one another whether to stop
 STOPPING = "\nstopping after this step, and saving; press Ctrl-C again to end at once"
-ANSWER_SECONDS = 5.0  # how long Slurm may take to say when the job ends
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -48,10 +47,6 @@ class Decision(IntEnum):
     def cause(self) -> str:
         """The cause of a stop, in the words of the last message."""
         return {Decision.LIMIT: "the time limit", Decision.INTERRUPT: "Ctrl-C"}.get(self, "a signal")
-
-
-class JobEnd(float):
-    """A time limit that is the end of the Slurm job: somebody may move it while the job runs."""
 
 
 class StoppedError(SharedError):
@@ -71,10 +66,9 @@ class Control:
     only noted until all ranks call `decide` together; within `interruptible`, the first Ctrl-C too."""
 
     def __init__(self, world: World, limit: float | None = None):
-        """Sets the time limit, in seconds from the start of the process; that of a Slurm job is rank 0's to look at."""
-        self._of_job = isinstance(limit, JobEnd)
-        self._deadline = None if limit is None or (self._of_job and world.rank) else STARTED + limit
-        self._least = 0.0 if limit is None else 0.05 * min(limit, 600) + ANSWER_SECONDS * self._of_job
+        """Sets the time limit, in seconds from the start of the process."""
+        self._deadline = math.inf if limit is None else STARTED + limit
+        self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
         self._say: Callable[[str], None] = print
         # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM
         self._again = {signal.SIGINT, signal.SIGTERM} if world.launcher == "torchrun" else {signal.SIGINT}
@@ -130,19 +124,8 @@ class Control:
         now = time.monotonic()
         self._longest, self._last = max(self._longest, now - (self._last or now)), now
         room = max(self._least, 2 * (saving + self._longest))
-        limit = Decision.LIMIT if self._is_late(now + room) else Decision.GO_ON
+        limit = Decision.LIMIT if now + room > self._deadline else Decision.GO_ON
         return self._vote(max(self._asked, limit, Decision.WRONG if wrong else Decision.GO_ON))
-
-    def _is_late(self, saved: float) -> bool:
-        """Whether a save that is done at this moment comes after the time limit; an end of the Slurm job that was moved
-        meanwhile counts."""
-        if self._deadline is None or saved <= self._deadline:
-            return False
-        if self._of_job and (limit := ask_job_end()) is not None:
-            moved, self._deadline = STARTED + limit - self._deadline, STARTED + limit
-            if abs(moved) > ANSWER_SECONDS:
-                self._say(f"the end of the Slurm job was moved by {moved / 60:+,.1f} minutes")
-        return saved > self._deadline
 
     def stop_requested_anywhere(self) -> bool:
         """Whether any rank has heard a signal, so that all break off what they do and save; all ask it together.
@@ -180,35 +163,12 @@ def list_signals() -> list[signal.Signals]:
 
 
 def parse_time_limit(text: str, environment: Mapping[str, str] = os.environ) -> float | None:
-    """Parses a time limit; returns it in seconds from the start of the process. Forms: `90m`, `2h`, and those of Slurm:
-    `30:00`, `12:00:00`, `1-12:00:00`; `auto` is the end of the Slurm job, if there is one."""
+    """Parses a time limit such as `90m`; returns it in seconds from the start of the process. `auto` is the end of the
+    Slurm job, if there is one."""
     if text == "auto":
-        return _parse_job_end(environment.get("SLURM_JOB_END_TIME", ""))
+        end = environment.get("SLURM_JOB_END_TIME", "")  # in seconds since 1970
+        known = re.fullmatch(r"\d{1,12}", end, re.ASCII)
+        return int(end) - time.time() + time.monotonic() - STARTED if known else None
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
         return float(match[1]) * UNITS[match[2]]
-    if match := re.fullmatch(r"(\d+):(\d\d)", text):  # Slurm's minutes and seconds
-        return 60.0 * int(match[1]) + int(match[2])
-    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d)(?::(\d\d))?", text):
-        days, hours, minutes, seconds = (int(number or 0) for number in match.groups())
-        return 86400.0 * days + 3600 * hours + 60 * minutes + seconds
-    raise UserError(f"--time-limit {text}: not understood; write 90m, 2h, 12:00:00 or 1-12:00:00")
-
-
-def ask_job_end() -> JobEnd | None:
-    """Asks Slurm when this process's job ends; None where that cannot be found out."""
-    array, element = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    job = f"{array}_{element}" if array and element else os.environ.get("SLURM_JOB_ID", "")
-    command = ["squeue", "-h", "-j", job, "-o", "%e"]  # the id of an element may be that of all
-    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # in seconds since 1970, whatever the time zone
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=ANSWER_SECONDS, check=True)
-        return _parse_job_end(done.stdout.decode(errors="replace").strip())
-    return None
-
-
-def _parse_job_end(moment: str) -> JobEnd | None:
-    """Parses a moment in seconds since 1970; returns the seconds to it from the start of the process, or None if the
-    text is no such moment."""
-    if not re.fullmatch(r"\d{1,12}", moment, re.ASCII):
-        return None
-    return JobEnd(int(moment) - time.time() + time.monotonic() - STARTED)
+    raise UserError(f"--time-limit {text}: not understood; write 90m, 2h or 1.5d")

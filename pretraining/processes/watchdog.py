@@ -8,7 +8,7 @@
             with watch.pause():      # long work without a mark
                 evaluate(...)
 
-judge.py finds out which rank it is. On GPUs, a mark counts when the GPU has come to it: the host runs ahead.
+beats.py finds out which rank it is. On GPUs, a mark counts when the GPU has come to it: the host runs ahead.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ import torch.distributed as dist
 from data_prep.common.errors import LostError, SharedError
 from data_prep.common.launchers import World
 from data_prep.common.supervision import exit_now
-from pretraining.processes.devices import judge_error
-from pretraining.processes.ending import Code, Outcome, conclude, explain_interruption, find_outcome, identify_start
+from pretraining.processes.beats import Beat, LapTimer, RankMonitor
+from pretraining.processes.ending import Code, Outcome, explain_interruption, find_outcome, identify_start, report_end
+from pretraining.processes.gpu_faults import note_gpu_failure
 from pretraining.processes.group import open_stores, wait_for_all
-from pretraining.processes.judge import Beat, Judge, LapTimer
 from pretraining.processes.meeting import uses_agent_store
 from pretraining.processes.signing import SignedStore
 
@@ -68,9 +68,12 @@ class Watch:
 
     A thread of every rank writes a beat into the store each `every` seconds or more, and looks whether a failure is
     written there: a rank that fails writes its message, and ends all ranks with it. Rank 0 hears the beats of all
-    ranks, rank 1 those of rank 0, and a `Judge` tells them who is gone, after `silence` seconds without a beat, and who
-    hangs, after `hang` seconds without a mark of any rank (not before the first mark, nor while one is in `pause`).
-    That is a failure like others, but ends with a code of its own and leaves the stacks of all ranks in `run`.
+    ranks, rank 1 those of rank 0, and a `RankMonitor` tells them who is gone, after `silence` seconds without a beat,
+    and who hangs, after `hang` seconds without a mark of any rank (not before the first mark, nor while one is in
+    `pause`). That is a failure like others, but ends with its own code and leaves the stacks of all ranks in `run`.
+
+    Silence has a second detector in `_await_answers`, for the store itself: a thread that waits for an answer of a
+    stopped rank 0 hears no beats, and cannot notice that.
     """
 
     FAILURE, SEEN, BEAT = "failure", "seen", "beat"
@@ -91,7 +94,7 @@ class Watch:
         self._pauses, self._rounds, self._lost, self._asked = 0, 0, "", False
         # Rank 1 hears rank 0 because the store, which may be torchrun's, does not end with it.
         self._heard = {0: range(world.size), 1: range(1)}.get(world.rank, range(0))
-        self._judge = Judge(every, silence, math.inf if world.rank else hang)
+        self._monitor = RankMonitor(every, silence, math.inf if world.rank else hang)
         self._stopped = threading.Event()
         self._ending = threading.RLock()
         """the right to end the process; the thread that has it never gives it back"""
@@ -116,7 +119,8 @@ class Watch:
             self._start = identify_start(self._world, self._run)
             self._store, self._thread_store = open_stores()
             if self._world.rank == 0:  # a first beat of every rank, so that one that never gives another is missed
-                self._store.set_all([self._beat_key(rank) for rank in range(self._world.size)], json.dumps(Beat()))
+                for rank in range(self._world.size):
+                    self._store.set(self._beat_key(rank), json.dumps(Beat()))
             self._thread = threading.Thread(target=self._keep_watch, daemon=True, name="watch")
             self._thread.start()
             if self._world.rank > 0 and not (uses_agent_store() and self._world.one_machine):
@@ -126,38 +130,38 @@ class Watch:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if self._world.size == 1:
             return
-        error = judge_error(error, self._run)
+        error = note_gpu_failure(error, self._run)
         if isinstance(error, LostError):
             error = error.__cause__ or error  # the error of the operation
         if error is None:
             try:
                 wait_for_all()  # still watched: a rank that fails now does not keep this one here
             except RuntimeError as lost:
-                self._await_verdict(lost)
+                self._wait_to_be_ended(lost)
         elif isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error)):
-            self._await_verdict(error)  # of an operation of all ranks; gloo's errors have no type of their own
+            self._wait_to_be_ended(error)  # of an operation of all ranks; gloo's errors have no type of their own
         elif isinstance(error, KeyboardInterrupt):
-            self._tell(explain_interruption(error, self._world.rank))
+            self._report_failure(explain_interruption(error, self._world.rank))
         elif not isinstance(error, SharedError):
             outcome = find_outcome(error, self._world.rank)
             if outcome.code == Code.MISTAKE:
                 outcome = outcome._replace(reason="".join(traceback.format_exception(error)))
-            self._tell(outcome)
+            self._report_failure(outcome)
         self._stopped.set()
         self._thread.join(1)  # the next watch has its connection to the store alone
 
-    def _await_verdict(self, error: RuntimeError) -> None:
+    def _wait_to_be_ended(self, error: RuntimeError) -> None:
         """Ends this rank, which another one has left alone in an operation. The next beat says so, and rank 0 finds out
         who it was and ends all; this rank speaks for itself only if that does not happen."""
         self._lost = str(error).splitlines()[0]
         time.sleep(2 * self._silence)
         outcome = Outcome(Code.RANK_LOST, str(LostError(error)), self._world.rank)
-        heard = self._tell(outcome)
+        heard = self._report_failure(outcome)
         with self._ending:
-            conclude(outcome, self._world, self._run, self._start, rank_0_missing=not heard)
+            report_end(outcome, self._world, self._run, self._start, rank_0_missing=not heard)
             exit_now(outcome.code)
 
-    def _tell(self, own: Outcome) -> bool:
+    def _report_failure(self, own: Outcome) -> bool:
         """Writes the failure of this rank where all ranks look, and returns whether rank 0 hears it. It does not come
         back if another rank failed first, because then the own failure only follows from that one."""
         try:
@@ -189,11 +193,11 @@ class Watch:
                     self._asked = signal.SIGTERM in os.read(_signal_pipe(), 4096) or self._asked
                 if self._heard:
                     if self._asked and (self._lost or uses_agent_store()):
-                        self._judge.hurry(bool(self._lost))
+                        self._monitor.shorten_silence(bool(self._lost))
                     told = store.get_all([self._beat_key(rank) for rank in self._heard])
                     beats = [Beat(*json.loads(text or "[]")) for text in told]
-                    self._judge.hear(dict(zip(self._heard, beats, strict=True)), timer.lap())
-                    self._end_if_condemned()
+                    self._monitor.add(dict(zip(self._heard, beats, strict=True)), timer.lap())
+                    self._end_if_a_rank_failed()
         except dist.DistError:
             if self._outlives_rank_0():
                 self._leave_without_rank_0()
@@ -222,15 +226,15 @@ class Watch:
     def _leave_without_rank_0(self) -> None:
         why, alone = (TORCHRUN_GONE, self._world.one_machine) if uses_agent_store() else (RANK_0_GONE, False)
         with self._ending:
-            conclude(Outcome(Code.RANK_LOST, why, self._world.rank), self._world, self._run, self._start, not alone)
+            report_end(Outcome(Code.RANK_LOST, why, self._world.rank), self._world, self._run, self._start, not alone)
             exit_now(Code.RANK_LOST)
 
-    def _end_if_condemned(self) -> None:
-        """Ends all ranks if the judge says that one of them is gone or hangs."""
-        rank_0_gone = RANK_0_GONE if self._judge.silent() else None
-        verdict = rank_0_gone if self._world.rank else self._judge.verdict()
-        if verdict is not None:
-            own = Outcome(Code.RANK_LOST, verdict, self._world.rank)
+    def _end_if_a_rank_failed(self) -> None:
+        """Ends all ranks if one of them is gone or hangs."""
+        rank_0_gone = RANK_0_GONE if self._monitor.list_silent() else None
+        failure = rank_0_gone if self._world.rank else self._monitor.find_failure()
+        if failure is not None:
+            own = Outcome(Code.RANK_LOST, failure, self._world.rank)
             with self._ending:  # a failure of the main thread that comes now waits, and is heard as the second
                 first = self._write_failure(own, self._thread_store)
                 self._end(first, self._thread_store, found_here=first == own)
@@ -239,13 +243,13 @@ class Watch:
         """Ends this process for a failure of the run. If it is the main thread's own, that thread is ending it."""
         with self._ending:
             if failure.rank != self._world.rank or found_here:
-                conclude(failure, self._world, self._run, self._start, rank_0_missing=found_here)
+                report_end(failure, self._world, self._run, self._start, rank_0_missing=found_here)
                 self._leave(store)
                 exit_now(failure.code)
 
     def _leave(self, store: SignedStore) -> None:
         """Says that this rank knows why it ends; rank 0 waits until all that live have said so."""
-        store.leave(self.SEEN, self._world.rank, {*range(self._world.size)} - {*self._judge.late()})
+        store.leave(self.SEEN, self._world.rank, {*range(self._world.size)} - {*self._monitor.list_late()})
 
 
 @cache

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,6 @@ from data_prep.common.files import replacing
 from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH, DPI = 8.0, 150  # inches, and dots an inch: to be read at 800 dots across
@@ -87,7 +86,7 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
 
 
 def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
-    """Draws each loss of the model in a plot of its own, with a line where a phase begins."""
+    """Draws each loss of the model in a plot of its own."""
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
@@ -103,7 +102,6 @@ def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, 
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
         axes.set_ylim(*_find_limits(np.concatenate([average, held_out])))
-        _mark_phases(axes, trained)
     plots[0].legend(frameon=False)
     plots[-1].set(xlabel="step")
     figure.suptitle(title.replace("$", r"\$"), fontsize=11)
@@ -122,16 +120,3 @@ def _find_limits(losses: Array) -> tuple[float, float]:
     low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
     room = 0.08 * (high - low) or 0.1
     return low - room, high + room
-
-
-def _mark_phases(axes: Axes, trained: Sequence[Logged]) -> None:
-    """Marks the phases if there are several, each where the one before it ends."""
-    begins: dict[int, int] = {}
-    done = 0
-    for logged in trained:
-        begins.setdefault(logged.phase, done)
-        done = logged.step
-    for phase, step in begins.items() if len(begins) > 1 else ():
-        axes.axvline(step, color=GREY, linewidth=1, linestyle="--", zorder=1)
-        style: dict[str, Any] = {"ha": "left", "va": "bottom", "color": "#606060", "fontsize": 9}
-        axes.annotate(f" phase {phase}", (step, 1.0), xycoords=("data", "axes fraction"), **style)

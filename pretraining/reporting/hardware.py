@@ -26,13 +26,8 @@ def read_peak_memory(device: torch.device) -> int:
     """Reads the peak memory of this process in bytes: on its GPU, or in main memory."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    try:  # of this program alone; getrusage would include that of the program that started it
-        status = Path("/proc/self/status").read_text()
-        return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
-    except (OSError, StopIteration):
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status").read_text()  # getrusage would include the memory of who started this program
+    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def read_total_memory(device: torch.device) -> int:

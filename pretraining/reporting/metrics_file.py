@@ -26,15 +26,13 @@ class Logged(NamedTuple):
     """A line of metrics.jsonl with figures."""
 
     step: int
-    phase: int
     figures: Mapping[str, float]
 
     @classmethod
     def from_record(cls, record: Mapping[str, object]) -> Logged:
         """Takes the numbers of a record, without None."""
         figures = {name: value for name, value in record.items() if isinstance(value, int | float)}
-        phase = record.get("phase")  # a file may be damaged
-        return cls(int(figures["step"]), phase if isinstance(phase, int) else 0, figures)
+        return cls(int(figures["step"]), figures)
 
 
 def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from rich.console import Group, RenderableType
-
-from pretraining.reporting.console import Waiting, crop, draw_progress, format_number, format_seconds_left
+from pretraining.reporting.console import format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.run_log import Record
 
-IN_NO_FILE = ("speed", "learns", "said", "total_steps", "phases")
+IN_NO_FILE = ("speed", "learns", "said", "total_steps")
 """Fields of records that are split up for files, or only printed."""
 
 
@@ -50,8 +48,6 @@ class StepRecord(LearningRecord):
     """Pieces of these examples, without padding."""
     total_steps: int = 0
     """Steps of the whole run; 0 by the clock. In no file."""
-    phases: int = 1
-    """Phases of the whole run. In no file."""
     said: Sequence[str] = field(default=(), compare=False)
     """The figures of the objective in words of the console."""
 
@@ -62,16 +58,6 @@ class StepRecord(LearningRecord):
         """Formats the record in one line of at most 165 columns."""
         done = format_steps(self.step, self.total_steps)
         return "  ".join([done, self._losses(), *self._pace(), *format_seconds_left(self.speed.seconds_left)])
-
-    def panel(self, width: int) -> Group:
-        """Draws three lines, for terminals of at least 80 columns."""
-        head = draw_bar(self.step, self.total_steps, self.phase, self.phases, self.speed.seconds_left, width)
-        return Group(head, *self.details())
-
-    def details(self) -> list[RenderableType]:
-        """Formats the lines of the panel on losses and speed."""
-        pace = "  ".join([*self._pace(), f"{self.speed.peak_memory_bytes / 1e9:.1f} GB"])
-        return [crop(f"  {self._losses()}"), crop(f"  {pace}")]
 
     def _losses(self) -> str:
         return "  ".join([f"loss {self.loss:.4f}", *self.said])
@@ -89,56 +75,20 @@ class StepRecord(LearningRecord):
         ]
 
 
-@dataclass(frozen=True)
-class Progress:
-    """The progress of a run between two records, as known without waiting for the GPU."""
-
-    doing: str
-    """Current activity."""
-    step: int
-    """Optimizer steps that the run has done."""
-    total_steps: int
-    """Steps of the whole run; 0 by the clock."""
-    phase: int
-    """The phase of the run, counted from 1."""
-    phases: int
-    """Phases of the whole run."""
-    next_record: int
-    """Step of the next record, which has losses."""
-    pieces_per_second: float | None
-    """Estimated real pieces a second of all ranks since the last record; None before a step is done."""
-    seconds_left: float | None
-    """Estimated seconds of the rest of the run; None if unknown."""
-    latest: Record | None
-    """The last record of steps; None before the first."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether it has figures beyond the last record."""
-        return self.pieces_per_second is not None
-
-    def line(self) -> str:
-        done, follow = format_steps(self.step, self.total_steps), f"losses follow at step {self.next_record:,}"
-        return "  ".join([done, *self._pace(), *format_seconds_left(self.seconds_left), follow])
-
-    def panel(self, width: int) -> Group:
-        """Draws three lines, or four once there are losses; the last shows the time of the current activity."""
-        head = draw_bar(self.step, self.total_steps, self.phase, self.phases, self.seconds_left, width)
-        first = crop("  " + "  ".join([*self._pace(), f"losses follow at step {self.next_record:,}"]))
-        return Group(head, *([first] if self.latest is None else self.latest.details()), Waiting(f"  {self.doing}"))
-
-    def _pace(self) -> list[str]:
-        return [] if self.pieces_per_second is None else [f"{format_number(self.pieces_per_second)} pieces/s"]
-
-
 def format_steps(step: int, total: int) -> str:
     """Formats the number of steps done, padded to the width of the total."""
     return f"{step:>{len(str(total))}}/{total}" if total else f"{step:>6}"
 
 
-def draw_bar(step: int, total: int, phase: int, phases: int, seconds_left: float | None, width: int) -> RenderableType:
-    """Draws the number of steps done, and the phase."""
-    return draw_progress(f"phase {phase} of {phases}  step" if phases > 1 else "step", step, total, seconds_left, width)
+def describe_progress(
+    step: int, total: int, next_record: int, pieces_per_second: float | None, seconds_left: float | None
+) -> str | None:
+    """Formats the progress between two records in one line, with the step of the next one; None before a step is done.
+    The speed of all ranks and the time left are estimates."""
+    if pieces_per_second is None:
+        return None
+    pace, follow = f"{format_number(pieces_per_second)} pieces/s", f"losses follow at step {next_record:,}"
+    return "  ".join([format_steps(step, total), pace, *format_seconds_left(seconds_left), follow])
 
 
 @dataclass(frozen=True)

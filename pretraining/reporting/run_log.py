@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-import operator
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module, util
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Protocol
+from typing import Any, BinaryIO, ClassVar
 
 import numpy as np
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 
 from data_prep.common import unread
 from data_prep.common.errors import UserError
@@ -28,15 +23,7 @@ from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
-"""Seconds of silence after which a line of progress is printed if the output is no terminal: at first, and at most.
-They double in between."""
-
-POWERS = itertools.accumulate(itertools.repeat(1.1), operator.mul, initial=1e-12)
-LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
-BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
-"""TensorBoard's limits of histogram bins: finer near 0."""
-NUMBERS = itertools.count()
-"""Numbers the files of this process: two may be opened in the same second."""
+"""Seconds of silence after which a line of progress is printed: at first, and at most. They double in between."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +39,8 @@ class Record:
     """Group of its figures in TensorBoard, as GROUP/NAME."""
     no_curve: ClassVar[frozenset[str]] = frozenset({"step", "phase"})
     """Figures that make no useful curve and are not sent to TensorBoard."""
+    is_frequent: ClassVar[bool] = False
+    """Whether runs that share a console leave it to the files."""
     step: int
     """Optimizer steps that the run has done."""
 
@@ -66,76 +55,6 @@ class Record:
     def line(self) -> str:
         """Formats the record in one line of the console."""
         raise NotImplementedError
-
-    def panel(self, width: int) -> RenderableType | None:  # noqa: ARG002
-        """Draws what a terminal of this width shows until the next record; None: print a line instead."""
-        return None
-
-    def details(self) -> list[RenderableType]:
-        """Formats the lines of the panel below the progress."""
-        return []
-
-
-class News(Protocol):
-    """The progress of a run between two records."""
-
-    @property
-    def has_news(self) -> bool:
-        """Whether it has figures beyond the last record."""
-
-    def line(self) -> str:
-        """Formats the progress in one line of the console."""
-
-    def panel(self, width: int) -> RenderableType:
-        """Draws what a terminal of this width shows until the next progress or record."""
-
-
-class EventFile:
-    """A file of figures for TensorBoard. Steps from `first_step` on in older files beside it are hidden.
-
-    It is written in the calling thread, so that a full disk raises an error there. TensorBoard's own writer uses a
-    thread, which prints a traceback instead.
-    """
-
-    def __init__(self, folder: Path, first_step: int) -> None:
-        if util.find_spec("tensorboard") is None:
-            raise UserError("TensorBoard is not installed\npip install tensorboard, or switch its logging off")
-        self._folder = folder
-        self._kinds: Any = import_module("torch.utils.tensorboard.writer")
-        record_writer: Any = import_module("tensorboard.summary.writer.record_writer")
-        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(NUMBERS)}"
-        start = self._kinds.SessionLog(status=self._kinds.SessionLog.START)
-        with _as_user_error(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            self._records = record_writer.RecordWriter((folder / name).open("wb"))
-        self._write({"file_version": "brain.Event:2"}, {"step": first_step, "session_log": start})
-
-    def scalars(self, step: int, figures: Mapping[str, float | None]) -> None:
-        """Adds the figures that are not None, each under its name."""
-        known = {name: value for name, value in figures.items() if value is not None}
-        self._write(*({"step": step, "summary": self._kinds.scalar(*figure)} for figure in known.items()))
-
-    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
-        """Adds the distribution of each sample as GROUP/NAME."""
-        for name, values in samples.items():
-            summary = self._kinds.histogram(f"{group}/{name}", np.asarray(values), BINS)
-            self._write({"step": step, "summary": summary})
-
-    def text(self, name: str, step: int, content: str) -> None:
-        """Adds a text as a block of code: TensorBoard renders Markdown."""
-        block = "".join(f"    {line}\n" for line in content.splitlines())
-        self._write({"step": step, "summary": self._kinds.text(name, block)})
-
-    def close(self) -> None:
-        with _as_user_error("the log"):
-            self._records.close()
-
-    def _write(self, *events: dict[str, Any]) -> None:
-        """Writes events with these fields."""
-        with _as_user_error(self._folder):
-            for event in events:
-                self._records.write(self._kinds.Event(wall_time=time.time(), **event).SerializeToString())
-            self._records.flush()
 
 
 class RunLog:
@@ -152,16 +71,15 @@ class RunLog:
         name: str = "",
     ) -> None:
         """`first_step`: the first step that will be logged; entries of it and later steps, from before a stop, are
-        removed. `name`: for runs that share a console; it precedes every line, and records that would be shown as a
-        panel are written to the files only."""
+        removed. `name`: for runs that share a console; it precedes every line, and frequent records are written
+        to the files only."""
         self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
         self._first, self._active, self._name = first_step, active, name
         self._noted = 0
         self._last: dict[str, int] = {}
         self.tensorboard = tensorboard and active
         self._file: BinaryIO | None = None
-        self._events: EventFile | None = None
-        self._live: Live | None = None
+        self._events: Any = None
         self._silence, self._last_line = 0.0, time.monotonic()
         self._opened = ExitStack()
 
@@ -178,15 +96,21 @@ class RunLog:
                 self._file = open(self._path, "ab", opener=refuse_link)
             opened.callback(_as_user_error(self._path)(self._file.close))
             if self.tensorboard:
-                self._events = EventFile(self._events_folder, self._first)
-                opened.callback(self._events.close)
-            if self._console.is_terminal and not self._name:
-                self._live = Live(console=self._console, refresh_per_second=2, transient=True)
-                with _as_user_error("the console"):
-                    self._live.start()
-                opened.callback(_as_user_error("the log")(self._live.stop))
+                self._events = self._open_events()
+                opened.callback(_as_user_error(self._events_folder)(self._events.close))
             self._opened = opened.pop_all()
         return self
+
+    def _open_events(self) -> Any:
+        """Opens a file for TensorBoard. Steps from the first on in older files beside it are hidden."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UserError(
+                "TensorBoard is not installed\npip install tensorboard, or switch its logging off"
+            ) from error
+        with _as_user_error(self._events_folder):
+            return SummaryWriter(str(self._events_folder), purge_step=self._first)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Closes all files; an error in that is raised unless there is one already."""
@@ -203,24 +127,21 @@ class RunLog:
         plain = {name: _drop_infinite(value) for name, value in record.figures().items()}
         self._write_line({"kind": record.kind, **plain, "time": round(time.time(), 3)})
         if self._events is not None:
-            self._events.scalars(record.step, record.curves())
-        panel = record.panel(self._console.width) if self._live is not None or self._name else None
-        if self._live is not None and panel is not None:
-            with _as_user_error("the console"):
-                self._live.update(panel, refresh=True)
-        elif panel is None:
+            with _as_user_error(self._events_folder):
+                for name, value in record.curves().items():
+                    if value is not None:
+                        self._events.add_scalar(name, value, record.step)
+                self._events.flush()
+        if not (self._name and record.is_frequent):
             self.say(record.line())
         self._note_lost_readers(record.step)
 
-    def show(self, news: News) -> None:
-        """Shows progress between two records, in no file. A terminal shows all; elsewhere a line is printed after the
-        first step, and then after ever longer silence."""
-        if self._live is not None:
-            with _as_user_error("the console"):
-                self._live.update(news.panel(self._console.width))
-        elif not self._name and news.has_news and time.monotonic() - self._last_line >= self._silence:
+    def show(self, line: str | None) -> None:
+        """Prints a line of progress between two records, in no file: after the first step, and then after ever longer
+        silence."""
+        if not self._name and line is not None and time.monotonic() - self._last_line >= self._silence:
             self._silence = min(LONGEST_SILENCE, max(FIRST_SILENCE, 2 * self._silence))
-            self.say(news.line())
+            self.say(line)
 
     def sync(self) -> None:
         """Syncs the file to the disk, so that after a power cut it is not behind the next checkpoint."""
@@ -231,19 +152,23 @@ class RunLog:
     def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
         """Adds distributions to TensorBoard."""
         if self._events is not None:
-            self._events.histograms(group, step, samples)
+            with _as_user_error(self._events_folder):
+                for name, values in samples.items():
+                    self._events.add_histogram(f"{group}/{name}", np.asarray(values), step)
 
     def text(self, name: str, content: str) -> None:
-        """Adds a text to TensorBoard."""
+        """Adds a text to TensorBoard, as a block of code: it renders Markdown."""
         if self._events is not None:
-            self._events.text(name, self._first, content)
+            block = "".join(f"    {line}\n" for line in content.splitlines())
+            with _as_user_error(self._events_folder):
+                self._events.add_text(name, block, self._first)
 
     def say(self, text: str) -> None:
         """Prints a line that is in no file."""
         if self._active:
             text = f"{self._name}  {text}" if self._name else text
             with _as_user_error("the console"):  # a whole line, in one write
-                self._console.print(text, markup=False, highlight=False, soft_wrap=not self._console.is_terminal)
+                self._console.print(text, markup=False, highlight=False, soft_wrap=True)
                 self._console.file.flush()
             self._last_line = time.monotonic()
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from data_prep.common.arrays import Array
@@ -20,7 +21,7 @@ from data_prep.common.errors import SharedError, name_ranks
 from pretraining.engine.step import StepResult
 from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import StepBatches
-from pretraining.processes.group import add_up, find_greatest, host_group
+from pretraining.processes.group import find_greatest, host_group
 from pretraining.training.skips import Skip
 
 CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
@@ -100,7 +101,9 @@ class Guard:
         """
         if not self._spike or not self.recent:
             return None
-        *before, last = add_up(torch.tensor([*self.recent], dtype=torch.float64), host_group()).tolist()
+        losses = torch.tensor([*self.recent], dtype=torch.float64)
+        dist.all_reduce(losses, group=host_group())
+        *before, last = losses.tolist()
         return last if last > median([*self.losses, *before] or [last]) + self._spike else None
 
     def begin_phase(self) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Literal
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 
 from data_prep.common.errors import DamageError, SharedError, UserError, quote
 from data_prep.common.files import replacing
@@ -43,11 +45,9 @@ from pretraining.objectives.reports import list_loss_curves
 from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes import group
 from pretraining.processes.context import Context
-from pretraining.processes.cores import keep_near
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
-from pretraining.reporting.console import show_waiting
 from pretraining.reporting.figures import TRIAL, draw_losses
 from pretraining.training.branching import begin_branch, require_own_branch
 from pretraining.training.changes import continue_run, list_changes
@@ -136,7 +136,9 @@ def require_mesh(parallel: Parallel, world: World) -> None:
 def train_through(request: Request, context: Context, latest: Saved | None) -> bool:
     """Trains to the end; returns whether all phases are trained then. Goes on from the last checkpoint where a phase
     with another objective begins; if training diverges, returns to it and skips the batches concerned."""
-    waiting = partial(show_waiting, context.console, active=context.world.rank == 0)
+    waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
+    if context.world.rank == 0:
+        waiting = context.console.status
     mesh = form_mesh(request.recipe.parallel.tensor)  # once: groups of ranks keep memory of a GPU
     while True:
         with context.watch.pause(), group.shared_errors(), waiting("making the model"):
@@ -180,10 +182,7 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
 def find_starting_point(request: Request, context: Context, latest: Saved | None, mesh: Mesh) -> StartingPoint:
     """Builds this rank's model, with the weights that it begins or goes on with; all ranks call it together."""
     compute = request.recipe.compute
-    threads = compute.threads or group.default_threads(context.world)
-    torch.set_num_threads(threads)
-    if context.device.type == "cuda":
-        keep_near(context.device, threads)
+    torch.set_num_threads(compute.threads or group.default_threads(context.world))
     set_arithmetic(request.recipe.precision, compute, context.device)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
     source = request.origin if latest is None else latest.record
@@ -325,7 +324,7 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
 
 def export_weights(request: Request, context: Context, folder: Path, average: int | None = None) -> None:
     """Exports the last weights of a run, or the average of its last checkpoints, and prints what was exported."""
-    with show_waiting(context.console, f"exporting to {folder}, and reading it back"):
+    with context.console.status(escape(f"exporting to {folder}, and reading it back")):
         exported = export(request.out, folder, average=average)
     context.console.print(str(exported), markup=False, soft_wrap=True)
     if exported.warning:

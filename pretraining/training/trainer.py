@@ -23,12 +23,12 @@ from pretraining.objectives.declaration import COUNTS, count_step_flops, find_ob
 from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
-from pretraining.processes.devices import DeviceError, is_failure
+from pretraining.processes.gpu_faults import DeviceError, is_gpu_failure
 from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.hardware import measure_flops
 from pretraining.reporting.meter import Meter
-from pretraining.reporting.records import EvaluationRecord, Progress, StepRecord
+from pretraining.reporting.records import EvaluationRecord, StepRecord, describe_progress
 from pretraining.training.guards import CURE, BatchCheck, DivergedError, Finding, Guard, choose_first
 from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.origin import StartingPoint
@@ -53,7 +53,6 @@ class Trainer(Loop):
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
-        self.logged: StepRecord | None = None
         """the latest step record that this start has written"""
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
@@ -139,7 +138,7 @@ class Trainer(Loop):
             for batches, waited in steps:
                 if phase.is_over(self.state):
                     break
-                self.show_progress(phase, f"step {self.state.step + 1:,}")
+                self.show_progress(phase)
                 self.train_step(phase, batches, waited)
                 self.after_step(phase, last=phase.is_last_step(self.state))
         self.finish_phase(phase)
@@ -160,7 +159,7 @@ class Trainer(Loop):
             reason = f"gradients overflow up to step {state.step + 1} with the smallest scale of the loss"
             raise self.make_divergence(reason, self.batch_kept, number + 1) from None
         except RuntimeError as error:
-            if is_failure(error):
+            if is_gpu_failure(error):
                 raise DeviceError(error, state.step + 1) from error
             if not is_shortage(error):
                 raise
@@ -241,7 +240,6 @@ class Trainer(Loop):
     def score_average(self, phase: TrainingPhase, count: int) -> None:
         """Compares the average of the last checkpoints with the last one. The engine has the average afterwards; a stop
         that is asked for meanwhile waits, since the run is at its end."""
-        self.show_progress(phase, "averaging")
         self.saver.finish()
         with self.meter.watch.pause():
             try:
@@ -304,15 +302,14 @@ class Trainer(Loop):
         """Estimates the operations that are left or, by the clock, the seconds."""
         return self.remaining.estimate(self.state.phase, self.state.phase_step, phase.clock.seconds)
 
-    def show_progress(self, phase: TrainingPhase, doing: str) -> None:
-        """Shows progress and current activity between two records, without waiting for the GPU or other ranks."""
+    def show_progress(self, phase: TrainingPhase) -> None:
+        """Shows progress between two records, without waiting for the GPU or other ranks."""
         if self.context.world.rank:
             return
         every, step = self.request.recipe.logging.every, self.state.step
         next_record = min(step - step % every + every, phase.last_step(self.state) or step + every)
-        place = (step, self.remaining.total_steps, self.state.phase + 1, len(self.request.recipe.phases))
         estimates = self.meter.estimate(*self.estimate_work_left(phase))
-        self.log.show(Progress(doing, *place, next_record, *estimates, self.logged))
+        self.log.show(describe_progress(step, self.remaining.total_steps, next_record, *estimates))
 
     def log_step(self, phase: TrainingPhase) -> None:
         """Writes the record of the steps since the last one."""
@@ -332,15 +329,12 @@ class Trainer(Loop):
             examples_seen=state.examples_seen,
             pieces_seen=state.pieces_seen,
             total_steps=self.remaining.total_steps,
-            phases=len(self.request.recipe.phases),
         )
         if self.guard.leaps(record.loss):
             first = phase.batch_number(max(0, state.phase_step - steps))
             reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
             raise self.make_divergence(reason, first, phase.batch_number(state.phase_step))
         self.log.write(record)
-        self.logged = record
-        self.look_at_cores()
         if self.log.tensorboard:
             for name, values in self.engine.optimizer.histograms().items():
                 self.log.histograms(name, record.step, values)
@@ -350,7 +344,6 @@ class Trainer(Loop):
         known, here = self.scores, (self.state.step, phase.number + 1)
         if known is not None and (known.step, known.phase) != here:  # by the clock, a phase may end at a scored step
             known = None
-        self.show_progress(phase, "validation")
         try:
             with self.meter.watch.pause():
                 found = phase.evaluate(self.engine, self.state.step, self.mark_or_give_up, known is None, ends)
@@ -369,7 +362,6 @@ class Trainer(Loop):
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves a checkpoint within a phase."""
-        self.show_progress(phase, "saving")
         self.state.phase_seconds = phase.clock.seconds
         self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.find_leap()
         if leapt is None:  # a rollback goes back to this one

@@ -134,7 +134,7 @@ def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, d
         f"stopped by a signal after step {done}, and saved; the same command continues from there",
     )
     assert list_finished(going.run)[-1].name == f"step-{done:08}"
-    assert "\x1b" not in going.seen, "no panel, no colours"
+    assert "\x1b" not in going.seen, "plain lines"
     assert "continues after step" in assert_well(train(place.command("run", *DEMO)))
     assert_same(going.run, demo)
 

@@ -11,7 +11,6 @@ import fcntl
 import functools
 import gc
 import importlib
-import math
 import os
 import pickle
 import signal
@@ -25,8 +24,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
 from typing import Any
-
-from pretraining.processes import cores
 
 ROOT = Path(__file__).parent.parent.parent
 MODULES = [
@@ -175,7 +172,6 @@ def prepare() -> None:
             importlib.import_module(name)
     loaded = [name for name in sys.modules if name.startswith("benchmarks")]
     assert not loaded, f"copies of the project would write their results here, by {loaded}"
-    cores.STRETCH = math.inf  # tests take one another's cores, and long runs of theirs would say so
     importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("bert")  # it is kept
     for context in ("target_context", "typing_context"):  # of numba, which loads sixty modules for its first function
         getattr(importlib.import_module("numba.core.registry").cpu_target, context).refresh()

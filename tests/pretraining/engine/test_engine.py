@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import ROOT
 from support import lamb_reference as lamb
 from support import twice
 from support.marks import slow
@@ -164,6 +165,7 @@ def test_weights_are_given_in_full_and_in_fp32(found: dict[str, Any], zero: int)
 
 def test_the_loss_scale_grows_after_the_step() -> None:
     """DeepSpeed would divide the gradient by the new scale, which it had not been multiplied with."""
+    from pretraining.engine.deepspeed_parts import let_scale_grow_after_step
 
     class Scaled:
         loss_scale, divided_by = 4.0, 0.0
@@ -178,13 +180,19 @@ def test_the_loss_scale_grows_after_the_step() -> None:
     engine = Engine.__new__(Engine)
     scaled = Scaled()
     scaled.param_groups = []  # type: ignore[attr-defined]
-    engine.deepspeed, engine.zero, engine._scale_grows = SimpleNamespace(optimizer=scaled, step=scaled.step), 1, False
-    engine._put_off_growth()
+    engine.deepspeed, engine.zero = SimpleNamespace(optimizer=scaled, step=scaled.step), 1
+    engine._after_step = let_scale_grow_after_step(scaled)
     engine.step(1.0)
     assert (scaled.divided_by, scaled.loss_scale) == (4.0, 8.0)
     engine.deepspeed.step = lambda: scaled.step(overflow=True)
     engine.step(1.0)
     assert (scaled.divided_by, scaled.loss_scale) == (4.0, 4.0)
+
+
+def test_the_parts_that_are_replaced_are_of_the_version_that_is_pinned() -> None:
+    from pretraining.engine.deepspeed_parts import VERSION
+
+    assert f'"deepspeed=={VERSION}"' in (ROOT / "pyproject.toml").read_text()
 
 
 STAGES = [("fp32", zero) for zero in range(4)] + [("bf16", zero) for zero in (1, 2, 3)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,8 +17,7 @@ from torch import Tensor
 from pretraining.engine import exchange, neighbours
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.exchange import Joining
-from pretraining.engine.neighbours import find_neighbours
-from pretraining.processes.bells import Door
+from pretraining.engine.neighbours import Door, find_neighbours
 from pretraining.processes.group import wait_for_all
 
 SIZES = [30, 7, 1, 64, 12, 5]
@@ -154,9 +153,10 @@ def added(buckets: list[Bucket], step: int) -> None:
 
 
 HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
-    lambda patched: patched.setattr(neighbours, "identify_system", lambda: "another machine"),
-    lambda patched: patched.delattr(os, "memfd_create"),  # a system without such rooms
+    lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/sys/kernel/random/uuid")),  # another machine
+    lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/nowhere")),
     lambda patched: patched.setattr(Door, "path", property(lambda _: __file__)),  # leads to a file of somebody else
+    lambda patched: patched.setattr(Door, "path", property(lambda _: "/proc/1/fd/99999")),
 ]
 """Why the last rank may not enter the rooms of others, or they its."""
 
@@ -210,4 +210,4 @@ def test_the_weights_of_rank_0_are_those_of_all(ranks: list[dict[str, Any]]) -> 
 
 
 def test_where_one_cannot_enter_none_does(ranks: list[dict[str, Any]]) -> None:
-    assert [rank["apart"] for rank in ranks] == [[True] * 3] * len(ranks)
+    assert [rank["apart"] for rank in ranks] == [[True] * len(HINDRANCES)] * len(ranks)

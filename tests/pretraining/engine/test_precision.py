@@ -23,7 +23,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining import devices
 from pretraining.config.settings import Compute, Precision
-from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32, require_code
+from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32
 from pretraining.engine import precision as arithmetic
 from pretraining.engine.precision import choose_dtype, explain_slowness, set_arithmetic
 from pretraining.model import cpu_kernels
@@ -102,7 +102,7 @@ def test_gpus_compute_in_the_best_type_that_they_have(monkeypatch: pytest.Monkey
         (H200, CPU, {"dtype": "fp16"}, {}, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
         (T4, GPU, {"dtype": "bf16"}, {}, r'precision.dtype = "bf16": Tesla T4 has none; take "fp16" or "auto"'),
         (T4, GPU, {"dtype": "fp32", "tf32": True}, {}, "precision.tf32 = true: Tesla T4 has none; take false"),
-        (H200, GPU, {}, {"compile": True}, r"compute.compile = true: needs Triton[\s\S]*pip install triton"),
+        (H200, GPU, {}, {"compile": True}, r"compute.compile = true: needs Triton \(pip install triton"),
     ],
 )
 def test_what_a_device_has_not_is_refused(
@@ -120,8 +120,8 @@ def test_what_a_device_has_not_is_refused(
 @pytest.mark.parametrize(
     ("owner", "name", "value", "message"),
     [
-        (cpu_kernels, "find_compiler", None, r"compute.compile = true: needs a C\+\+ compiler"),
-        (sysconfig, "get_path", "/nowhere", r"needs Python's headers[\s\S]*install python3-dev"),  # as on Debian
+        (cpu_kernels, "find_compiler", None, r"compute.compile = true: needs a C\+\+ compiler \(install g\+\+"),
+        (sysconfig, "get_path", "/nowhere", r"needs Python.h \(install python3-dev"),  # as on Debian
     ],
 )
 def test_compiling_needs_a_compiler_and_headers(
@@ -168,40 +168,6 @@ def test_deterministic_takes_deterministic_operations_alone(monkeypatch: pytest.
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     set_arithmetic(Precision(), Compute(deterministic=True), GPU)
     assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":16:8"
-
-
-def test_a_v100_needs_the_build_for_cuda_12_6(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpu(monkeypatch, "Tesla V100", (7, 0))
-    with pytest.raises(UserError) as refused:
-        choose_device("auto", World())
-    assert str(refused.value).splitlines() == [
-        "Tesla V100 has compute capability 7.0, and this PyTorch 2.13.0+cu130 has code for sm_75, sm_80, sm_86, sm_90, "
-        "sm_100, sm_120, compute_120 alone",
-        "install the build for CUDA 12.6 (cu126), from PyTorch's own index, or take the device `cpu`",
-    ]
-    assert choose_device("cpu", World()) == torch.device("cpu")
-
-
-def test_a_gpu_that_is_too_new_needs_a_newer_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpu(monkeypatch, "the next one", (13, 0), ["sm_80", "sm_90a"])
-    assert_refusal("install a newer PyTorch", choose_device, "cuda", World())
-
-
-@pytest.mark.parametrize(
-    ("capability", "code"),
-    [
-        ((7, 5), CUDA_13),
-        ((8, 9), CUDA_13),  # runs the code of 8.6
-        ((10, 3), CUDA_13),
-        ((13, 0), CUDA_13),  # compiled when it is loaded
-        ((7, 0), ["sm_50", "sm_60", "sm_70"]),
-        ((9, 4), ["gfx90a"]),  # not NVIDIA's: nothing is known of these
-    ],
-)
-def test_gpus_with_code_are_used(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], code: list[str]) -> None:
-    pretend_gpu(monkeypatch, "a GPU", capability, code)
-    device = torch.device("cuda", 0)
-    assert require_code(device) == choose_device("auto", World()) == device
 
 
 OLD_DRIVER = "The NVIDIA driver on your system is too old (found version 11040)."

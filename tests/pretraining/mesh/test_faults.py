@@ -14,10 +14,9 @@ from support.training import run_connected
 from torch import Tensor
 
 from pretraining.engine import engine, gradients
-from pretraining.mesh import mesh, sums
+from pretraining.mesh import mesh
 from pretraining.mesh.cuts import cut_tensor
-from pretraining.mesh.mesh import Mesh
-from pretraining.mesh.sums import sum_over_tensor_ranks
+from pretraining.mesh.mesh import Mesh, sum_over_tensor_ranks
 from pretraining.model import losses, modules, shared_loss
 from pretraining.model.products import multiply
 from pretraining.optimizers.steps import lamb
@@ -32,11 +31,11 @@ def plant_nothing(_: pytest.MonkeyPatch) -> None:
 
 
 def leave_out_a_sum_forward(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(sums._Sum, "forward", staticmethod(lambda ctx, x, mesh: x * 1.0))
+    patched.setattr(mesh._Sum, "forward", staticmethod(lambda ctx, x, mesh: x * 1.0))
 
 
 def leave_out_a_sum_backward(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(sums._Copy, "backward", staticmethod(lambda ctx, grad: (grad * 1.0, None)))
+    patched.setattr(mesh._Copy, "backward", staticmethod(lambda ctx, grad: (grad * 1.0, None)))
 
 
 def add_a_bias_twice(patched: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from pretraining.architectures.declaration import architectures, make_shape
 from pretraining.mesh.cuts import Division, cut_tensor, join_shares
-from pretraining.mesh.mesh import Mesh, form_mesh, make_mpu
-from pretraining.mesh.sums import copy_to_tensor_ranks, sum_over_tensor_ranks
+from pretraining.mesh.mesh import Mesh, copy_to_tensor_ranks, form_mesh, make_mpu, sum_over_tensor_ranks
 from pretraining.model.losses import loss_in_chunks, masked_loss
 
 VOCABULARY, PIECES = 150, 7

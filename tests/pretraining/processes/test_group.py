@@ -6,7 +6,9 @@ import os
 import socket
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from queue import Queue
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -16,6 +18,7 @@ import torch.distributed as dist
 from support.commands import assert_refusal
 from support.processes import free_port, spawn
 from support.ranks import expect_end, take_part
+from torch import Tensor
 
 from data_prep.common.errors import SharedError, UserError
 from data_prep.common.launchers import World, find_world
@@ -28,6 +31,7 @@ from pretraining.processes.group import (
     connect,
     default_threads,
     disconnect,
+    find_greatest,
     gather,
     place,
     shared_errors,
@@ -306,3 +310,61 @@ def test_a_group_that_cannot_be_left_is_a_warning() -> None:
     [done] = spawn(1, fail_to_leave)
     assert (done.code, done.errors) == (0, "")
     assert done.result == ["the process group did not end well: NCCL communicator was aborted"]
+
+
+# Votes
+
+
+class AtOnce:
+    """Something that needs no waiting for."""
+
+    def wait(self) -> None:
+        pass
+
+
+class PretendedGroup:
+    """A rank among threads that hand one another tensors."""
+
+    def __init__(self, rank: int, boxes: list[list[Queue[Tensor]]]) -> None:
+        self._rank, self._boxes = rank, boxes
+        self.sent: list[int] = []
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return len(self._boxes)
+
+    def send(self, tensors: list[Tensor], to: int, _: int) -> AtOnce:
+        self._boxes[to][self._rank].put(tensors[0].clone())
+        self.sent.append(to)
+        return AtOnce()
+
+    def recv(self, tensors: list[Tensor], source: int, _: int) -> AtOnce:
+        tensors[0].copy_(self._boxes[self._rank][source].get(timeout=30))
+        return AtOnce()
+
+
+def vote(own: list[list[float]]) -> tuple[list[list[float]], list[PretendedGroup]]:
+    """What ranks that bring these numbers find."""
+    ranks = len(own)
+    boxes: list[list[Queue[Tensor]]] = [[Queue() for _ in range(ranks)] for _ in range(ranks)]
+    groups = [PretendedGroup(rank, boxes) for rank in range(ranks)]
+    with ThreadPoolExecutor(ranks) as threads:
+        found = threads.map(find_greatest, map(torch.tensor, own), groups)
+        return [each.tolist() for each in found], groups
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 13, 33])
+def test_all_find_the_greatest_of_each_number(ranks: int) -> None:
+    for speaker in {0, ranks // 2, ranks - 1}:
+        own = [[4.0 * (rank == speaker), float(rank)] for rank in range(ranks)]
+        found, _ = vote(own)
+        assert found == [[4.0, ranks - 1.0]] * ranks
+        assert own[0][1] == 0.0
+
+
+def test_a_vote_of_many_takes_few_turns_and_few_acquaintances() -> None:
+    """Where gloo's own all-reduce would hand numbers around all of them, twice."""
+    _, groups = vote([[0.0]] * 100)
+    assert {len(group.sent) for group in groups} == {7}

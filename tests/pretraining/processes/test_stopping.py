@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -29,16 +28,12 @@ LIMITS = {
     "1.5h": 5400,
     "45s": 45,
     "1d": 86400,
-    "30:00": 1800,
-    "12:00:00": 43200,
-    "1-12:00:00": 129600,
-    "2-01:30": 178200,
 }
 
 
 def test_how_a_time_limit_is_written() -> None:
     assert {text: parse_time_limit(text, {}) for text in LIMITS} == LIMITS
-    for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "tomorrow", "1e3s", "nan", "12:00h"):
+    for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "12:00:00", "tomorrow", "1e3s", "nan", "12:00h"):
         with pytest.raises(UserError, match=f"--time-limit {text}: not understood"):
             parse_time_limit(text, {})
 
@@ -52,39 +47,11 @@ def test_the_end_of_the_slurm_job() -> None:
     assert limit - (time.monotonic() - stopping.STARTED) == pytest.approx(1000, abs=60)
 
 
-@pytest.mark.parametrize(
-    ("says", "decision"),
-    [
-        ("date -d '+1 hour' +%s", Decision.GO_ON),
-        ("date +%s", Decision.LIMIT),
-        ("echo N/A", Decision.LIMIT),
-        ("echo slurm_load_jobs error >&2; exit 1", Decision.LIMIT),
-        ("exec sleep 60", Decision.LIMIT),
-        (None, Decision.LIMIT),
-    ],
-)
-def test_an_end_of_the_slurm_job_that_was_moved(
-    says: str | None, decision: Decision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    """Slurm is asked before the run stops; where it does not answer, what was known counts."""
-    if "sleep" in (says or ""):
-        monkeypatch.setattr(stopping, "ANSWER_SECONDS", 0.5)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    if says is not None:
-        asked = '[ "$*" = "-h -j 7 -o %e" ] && [ "$SLURM_TIME_FORMAT" = %s ] || exit 3'
-        (tmp_path / "squeue").write_text(f"#!/bin/sh\necho >> {tmp_path}/asked\n{asked}\n{says}\n")
-        (tmp_path / "squeue").chmod(0o755)
+def test_the_clock_stops_a_run_on_whichever_rank_it_passes() -> None:
     limit = parse_time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()))})
-    with Control(World(), limit) as control:
-        assert [control.decide(wrong=False, saving=0.1) for _ in range(2)] == [decision] * 2
-    assert ("was moved by +60" in capsys.readouterr().out) == (decision == Decision.GO_ON)
-    if decision == Decision.GO_ON:
-        assert (tmp_path / "asked").read_text() == "\n", "it is asked when the time comes, and not in each step"
-    with Control(World(rank=1, size=2), limit) as control:
-        assert control.decide(wrong=False, saving=0.1) == Decision.GO_ON, "rank 0 looks at the clock for all"
-    with Control(World(), float(limit or 0)) as control:
-        assert control.decide(wrong=False, saving=0.1) == Decision.LIMIT, "--time-limit is the user's own"
+    for each, decision in ((limit, Decision.LIMIT), (1e9, Decision.GO_ON), (None, Decision.GO_ON)):
+        with Control(World(), each) as control:
+            assert control.decide(wrong=False, saving=0.1) == decision
 
 
 def raise_signals(launcher: str, *numbers: signal.Signals, apart: float) -> tuple[Decision, list[str]]:

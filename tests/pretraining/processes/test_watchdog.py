@@ -175,7 +175,7 @@ def hang_as_rank_2(run: Path | None, world: World) -> None:
             reduce()
 
 
-HANGS = "error: rank 2 has not moved for 2 s: it hangs, and the others wait for it\n"
+HANGS = "error: the others wait for rank 2, which did not move for 2 s\n"
 
 
 class MarksOfAGpu(watchdog.Marks):
@@ -212,7 +212,7 @@ def test_a_hang_leaves_the_stacks_of_all_ranks(tmp_path: Path) -> None:
     stacks = {path.name: path.read_text() for path in (tmp_path / STACKS).iterdir()}
     assert sorted(stacks) == ["rank-00000.txt", "rank-00001.txt", "rank-00002.txt"]
     assert [read_a_dead_disk.__name__ in text for _, text in sorted(stacks.items())] == [False, False, True]
-    waits = re.compile("in (all_reduce|_await_verdict)$", re.MULTILINE)  # for rank 2, or with word that it has ended
+    waits = re.compile("in (all_reduce|_wait_to_be_ended)$", re.MULTILINE)  # for rank 2, or with word that it has ended
     assert [bool(waits.search(text)) for _, text in sorted(stacks.items())] == [True, True, False]
     noted = read_json(tmp_path / ENDED)
     assert (noted["code"], noted["rank"]) == (76, 0)

@@ -1,4 +1,4 @@
-"""What the judge makes of beats, one each second."""
+"""What the monitor makes of beats, one each second."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from pretraining.processes.judge import Beat, Judge, LapTimer
+from pretraining.processes.beats import Beat, LapTimer, RankMonitor
 
 WHY = "its own output or its machine's log says why"
 
 
-def hear(judge: Judge, seconds: int, *ranks: Callable[[int], Beat]) -> list[str | None]:
+def hear(monitor: RankMonitor, seconds: int, *ranks: Callable[[int], Beat]) -> list[str | None]:
     """Its verdicts on ranks that say this in each second."""
     verdicts = []
     for second in range(seconds):
-        judge.hear({rank: say(second) for rank, say in enumerate(ranks)}, 1.0)
-        verdicts.append(judge.verdict())
+        monitor.add({rank: say(second) for rank, say in enumerate(ranks)}, 1.0)
+        verdicts.append(monitor.find_failure())
     return verdicts
 
 
@@ -27,6 +27,10 @@ def works(second: int) -> Beat:
 
 def hangs(second: int) -> Beat:
     return Beat(second + 1, marks=1)
+
+
+def ahead(second: int) -> Beat:
+    return Beat(second + 1, marks=2)
 
 
 def dies(second: int) -> Beat:
@@ -50,7 +54,12 @@ GONE = "has ended, or cannot be reached any more"
         ([loses, dies, lambda second: loses(min(second, 7))], 20, 10, f"rank 1 {GONE}\n{WHY}"),  # not who says so
         ([loses, works], 20, 10, f"another rank {GONE}: Connection closed\n{WHY}"),
         ([lambda second: loses(second, TIMED_OUT), hangs], 20, 10, "rank 1 did not come to where the others wait\n"),
-        ([lambda second: Beat(second + 1, 2), hangs, hangs], 1900, 1801, "ranks 1, 2 have not moved for 30 min: they"),
+        (
+            [lambda second: Beat(second + 1, 2), hangs, hangs],
+            1900,
+            1801,
+            "the others wait for ranks 1, 2, which did not move for 30",
+        ),
         ([hangs, hangs], 1900, 1801, "no rank has moved for 30 min\n"),
         (
             [lambda second: Beat(second + 1)] * 2,
@@ -62,8 +71,8 @@ GONE = "has ended, or cannot be reached any more"
     ],
 )
 def test_what_is_said_and_when(ranks: list[Callable[[int], Beat]], seconds: int, first: int | None, told: str) -> None:
-    judge = Judge(every=1.0, silence=60.0, hang=1800.0)
-    verdicts = hear(judge, seconds, *ranks)
+    monitor = RankMonitor(every=1.0, silence=60.0, hang=1800.0)
+    verdicts = hear(monitor, seconds, *ranks)
     [*found] = {verdict for verdict in verdicts if verdict}
     assert [verdict.startswith(told) for verdict in found] == [True] * (first is not None)
     if first is not None:

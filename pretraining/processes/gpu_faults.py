@@ -1,4 +1,4 @@
-"""Judges failures of GPUs: a broken machine, which the next start leaves out, or a program that is wrong.
+"""Tells failures of GPUs apart: a broken machine, which the next start leaves out, or a program that is wrong.
 
 CUDA says both in errors of one kind. Some can only be the machine's; an address that is not allowed may be either.
 Where the same step fails so on two machines, it is the program.
@@ -64,19 +64,19 @@ def describe(fault: Fault) -> str:
     return f"a GPU of {fault.node} failed{f' at step {fault.step}' if fault.step else ''}: {fault.said}"
 
 
-def is_failure(error: BaseException | None) -> bool:
+def is_gpu_failure(error: BaseException | None) -> bool:
     """Whether an error is that of a GPU which may be broken. A failed assertion on the device is the program's."""
     if not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
         return False
     return any(words in str(error) for words in (*BROKEN, *UNCLEAR))
 
 
-def judge_error(error: BaseException | None, run: Path | None) -> BaseException | None:
+def note_gpu_failure(error: BaseException | None, run: Path | None) -> BaseException | None:
     """Returns the DeviceError for an error of a GPU, which says whether the machine or the program is at fault; returns
     any other error as it is. Notes the fault in the run's folder, and the node that the next start leaves out if the
     machine is at fault; a second call for the same error adds nothing."""
     found = error if isinstance(error, DeviceError) else None
-    if found is None and isinstance(error, RuntimeError) and is_failure(error):
+    if found is None and isinstance(error, RuntimeError) and is_gpu_failure(error):
         found = DeviceError(error)
         found.__cause__ = error
     if found is None or run is None:
@@ -91,7 +91,7 @@ def judge_error(error: BaseException | None, run: Path | None) -> BaseException 
             with (run / FAULTS).open("a") as file:
                 file.write(json.dumps(fault._asdict()) + "\n")
         if found.code == Code.RANK_LOST:
-            leave_out(fault.node, run)
+            exclude_node(fault.node, run)
     return found
 
 
@@ -106,7 +106,7 @@ def read_faults(run: Path) -> list[Fault]:
     return found
 
 
-def leave_out(node: str, run: Path) -> None:
+def exclude_node(node: str, run: Path) -> None:
     """Names a node to be left out by the next start."""
     path = run / EXCLUDE
     path.parent.mkdir(exist_ok=True)

@@ -12,8 +12,8 @@ from support.ranks import take_part
 
 from data_prep.common.files import read_json
 from data_prep.common.launchers import World
-from pretraining.processes.devices import EXCLUDE, DeviceError, is_failure, judge_error
 from pretraining.processes.ending import ENDED, Code
+from pretraining.processes.gpu_faults import EXCLUDE, DeviceError, is_gpu_failure, note_gpu_failure
 from pretraining.processes.watchdog import Watch
 
 ECC = "CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously reported"
@@ -24,7 +24,7 @@ ASSERTION = "CUDA error: device-side assert triggered"
 def failed(run: Path, said: str, step: int, node: str, monkeypatch: pytest.MonkeyPatch) -> DeviceError:
     """What is made of an error of a GPU in a start of a run."""
     monkeypatch.setenv("SLURMD_NODENAME", node)
-    found = judge_error(DeviceError(torch.AcceleratorError(said), step), run)
+    found = note_gpu_failure(DeviceError(torch.AcceleratorError(said), step), run)
     assert isinstance(found, DeviceError)
     return found
 
@@ -63,15 +63,15 @@ def test_what_two_nodes_have_seen_is_the_programs(
 
 def test_what_is_no_failure_of_a_gpu_stays_as_it_is(tmp_path: Path) -> None:
     for error in (torch.AcceleratorError(ASSERTION), torch.OutOfMemoryError("out of memory"), ValueError(ECC)):
-        assert not is_failure(error)
-        assert judge_error(error, tmp_path) is error
+        assert not is_gpu_failure(error)
+        assert note_gpu_failure(error, tmp_path) is error
     assert not list(tmp_path.iterdir())
 
 
 def test_a_record_that_is_damaged_or_cannot_be_written_hides_nothing(tmp_path: Path) -> None:
     (tmp_path / "gpu-faults.jsonl").write_text('{"node": 3\n[]\n{"other": 1}\n')
     for run in (tmp_path, tmp_path / "missing", None):
-        found = judge_error(torch.AcceleratorError(ADDRESS), run)
+        found = note_gpu_failure(torch.AcceleratorError(ADDRESS), run)
         assert isinstance(found, DeviceError)
         assert found.code == Code.RANK_LOST
 

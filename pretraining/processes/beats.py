@@ -28,7 +28,7 @@ class Beat(NamedTuple):
     """Error of a collective operation that failed on this rank, because another one is gone."""
 
 
-class Judge:
+class RankMonitor:
     """Takes the beats of ranks, and decides which ranks are gone and which hang.
 
     A rank is late after `every` seconds two and a half times, and silent, which means gone, after `silence` seconds.
@@ -46,7 +46,7 @@ class Judge:
         self._parted = 0.0
         """Seconds since a rank first reported that it had lost another."""
 
-    def hear(self, beats: Mapping[int, Beat], passed: float) -> None:
+    def add(self, beats: Mapping[int, Beat], passed: float) -> None:
         """Takes the beats as they are now, `passed` seconds after the last call."""
         before = {rank: self._beats.get(rank, Beat()) for rank in beats}
         beats = {rank: max(before[rank], beat, key=lambda each: each.number) for rank, beat in beats.items()}
@@ -60,16 +60,16 @@ class Judge:
         self._parted += passed if any(beat.lost for beat in before.values()) else 0.0
         self._beats = dict(beats)
 
-    def hurry(self, lost: bool) -> None:
+    def shorten_silence(self, lost: bool) -> None:
         """Takes ranks for gone sooner, since this one was asked to stop and will be killed; where it has `lost` another
         in an operation, as soon as they are late for sure."""
         self._silence = min(self._silence, max(0.0 if lost else HURRY, 2 * self._late))
 
-    def verdict(self) -> str | None:
+    def find_failure(self) -> str | None:
         """Returns what has failed, in words for the user; None where all is well."""
         if self._parted >= self._late:  # by now, those that live have beaten once more
             return self._explain_loss()
-        if silent := self.silent():
+        if silent := self.list_silent():
             return say_gone(silent)
         return self._explain_hang() if self._still >= self._patience else None
 
@@ -78,20 +78,20 @@ class Judge:
         """Seconds without a mark after which ranks hang."""
         return self._hang if any(beat.marks for beat in self._beats.values()) else max(self._hang, START)
 
-    def silent(self) -> list[int]:
+    def list_silent(self) -> list[int]:
         """Lists the ranks that are gone, even if no other rank has missed them in an operation."""
         if max(self._quiet.values(), default=0.0) < self._silence:
             return []
         return [rank for rank, quiet in self._quiet.items() if quiet >= self._silence - self._late]
 
-    def late(self) -> list[int]:
+    def list_late(self) -> list[int]:
         """Lists the ranks whose beat is overdue, and which may be gone."""
         return [rank for rank, quiet in self._quiet.items() if quiet >= self._late]
 
     def _explain_loss(self) -> str:
         """Names the ranks that others have lost. A rank that has lost another is not the cause, even if it is late."""
         suspects = [rank for rank, beat in self._beats.items() if not beat.lost]
-        if gone := [rank for rank in suspects if rank in self.late()]:
+        if gone := [rank for rank in suspects if rank in self.list_late()]:
             return say_gone(gone)
         reasons = [beat.lost for beat in self._beats.values() if beat.lost]
         if suspects and any("timed out" in reason.lower() for reason in reasons):
@@ -106,8 +106,7 @@ class Judge:
         long = f"{patience / 60:.0f} min" if patience >= 60 else f"{patience:.0f} s"
         if len(last) == len(self._beats):
             return f"no rank has moved for {long}\n{HANG_WHY}"
-        has, hangs, it = ("have", "they hang", "them") if len(last) > 1 else ("has", "it hangs", "it")
-        return f"{name_ranks(last)} {has} not moved for {long}: {hangs}, and the others wait for {it}\n{HANG_WHY}"
+        return f"the others wait for {name_ranks(last)}, which did not move for {long}\n{HANG_WHY}"
 
 
 def say_gone(ranks: Sequence[int]) -> str:
