@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,6 +88,11 @@ def mpi_size() -> int:
 def mpi_rank() -> int:
     """Numbers this process among the ranks that a launcher such as mpirun started; without a launcher it is rank 0."""
     return _number(os.environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0) if mpi_size() > 1 else 0
+
+
+def name_this_rank() -> str:
+    """Names this process, with its host, at the beginning of a message; nothing on rank 0, which speaks for all."""
+    return f"rank {mpi_rank()} on {socket.gethostname()}: " if mpi_rank() else ""
 
 
 def started_by_mpi() -> bool:
