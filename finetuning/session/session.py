@@ -77,7 +77,7 @@ class Session:
         self.console = open_console(soft_wrap=True, markup=False)
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
-        self.leads = self.world.rank == 0 and not workers.get_worker_number()
+        self.leads = self.world.rank == 0 and not workers.is_worker()
         """Whether this process prints and writes for all."""
 
     def run(self) -> None:
@@ -178,8 +178,8 @@ class Session:
                 with watch.pause():
                     while any(process.poll() is None for process in others):
                         workers.pause(control)
-                if not workers.get_worker_number():  # what a worker was at that was killed
-                    self._run_all(context, waits=control)
+                if not workers.is_worker():  # what a worker was at that was killed
+                    self._run_all(context, waits=True)
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
                         self._write_results()
@@ -192,7 +192,7 @@ class Session:
         self.memory = max(workers.estimate_memory(task, largest, self.model.shape, device) for task in self.tasks)
         self.sharing = workers.share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
-    def _run_all(self, context: Context, waits: Control | None = None) -> None:
+    def _run_all(self, context: Context, waits: bool = False) -> None:
         """Does the runs that are left, but for those that another process has taken; or `waits` for these."""
         for run in chain(*self.runs.values()):
             name = f"{run.task.name} {run.name}"
@@ -200,7 +200,7 @@ class Session:
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
-                    mine = self.world.rank > 0 or stack.enter_context(workers.take_run(run.folder, waits))
+                    mine = self.world.rank > 0 or workers.take_run(run.folder, stack, waits)
                 if not gather(mine)[0] or gather(run.is_done)[0]:
                     continue
                 if self.sharing.jobs == 1:
