@@ -76,7 +76,7 @@ class Pipeline:
         if (self.folder / MANIFEST).exists():
             return self._finished(plan)
         self.work.refuse_foreign()
-        with locked(self.work.path / "lock", str(self.folder), REFUSAL, unknown="unknown") as protected:
+        with locked(self.work.path / "lock", str(self.folder), REFUSAL) as protected:
             if not protected:
                 self._say(f"note: {NO_LOCKS}")
             if (self.folder / MANIFEST).exists():  # since another run has finished

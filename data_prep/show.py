@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
 """Prints a training example as a reader would mark it, or a document; or makes a page of a whole folder.
 
-    python data_prep/show.py data/wiki --length 128 --index 7
-    python data_prep/show.py data/wiki --document Anarchism
-    python data_prep/show.py data/wiki --report
-
-An example is also found in a folder that is not finished, from the moment that it has examples.
+python data_prep/show.py data/wiki --length 128 --index 7
+python data_prep/show.py data/wiki --document Anarchism
+python data_prep/show.py data/wiki --report
 """
 
 import sys

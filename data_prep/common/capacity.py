@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ CGROUP_FILES = (
 
 def list_cores() -> list[int]:
     """Lists the cores that this process may run on, by its affinity, which Slurm sets."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def num_cores() -> int:
@@ -74,9 +75,7 @@ def read_memory_limits(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> I
 
 def limit_memory() -> None:
     """Lets this process have no more memory than there is, so that a file that claims to be huge is an error to it."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # not all systems have it
-
+    with suppress(OSError, ValueError):
         available, (_, hard) = available_memory(), resource.getrlimit(resource.RLIMIT_DATA)
         if available is not None:
             most = max(available * 9 // 10, LEAST)

@@ -31,17 +31,12 @@ def temporary_home() -> Path:
 
     Raises PermissionError if they can in all three, which lack the sticky bit.
     """
-    refusals = []
-    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        home = Path(place).resolve()  # as in open_private
-        try:
+    for home in (Path(place).resolve() for place in (tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        with suppress(PermissionError):
             require_private(home / secrets.token_hex(8))
-        except PermissionError as refusal:
-            refusals.append(refusal)
-            continue
-        if os.access(home, os.W_OK | os.X_OK):
-            return home
-    raise refusals[0] if refusals else PermissionError("no folder for temporary files can be written")
+            if os.access(home, os.W_OK | os.X_OK):
+                return home
+    raise PermissionError(f"{tempfile.gettempdir()}: other users can rename files there (chmod +t), and in /tmp")
 
 
 def keep_compiled(variable: str, folder: Path) -> None:

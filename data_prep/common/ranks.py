@@ -143,7 +143,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     """Yields the meeting through which rank 0 hands out work; on other ranks None, once all work is done.
 
     `work` is the folder in which ranks are to hear of one another, as the user of rank 0 has named it.
-    When rank 0 fails while others are busy, nothing is waited for: those that watch over the ranks end them.
+    When rank 0 fails while others may be busy, nothing is waited for: those that watch over the ranks end them.
     """
     comm = _connect()
     from mpi4py.futures import MPICommExecutor
@@ -168,7 +168,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
         code = error.code if isinstance(error, UserError) else Code.INTERRUPTED if interrupted else Code.MISTAKE
         raise
     finally:
-        if not (code and meeting.busy):
+        if not (code and meeting.is_shared):
             serving.__exit__(None, None, None)
             comm.bcast(code)
 
@@ -178,8 +178,8 @@ class Meeting:
 
     def __init__(self, executor: Executor, token: str, hosts: list[str]) -> None:
         self.executor, self._token, self._hosts = executor, token, hosts
-        self.busy = False
-        """Whether tasks may be at work on other ranks."""
+        self.is_shared = False
+        """Whether other ranks may be at work, and end without MPI."""
 
     def share(self, work: Path) -> None:
         """Raises UserError unless all ranks see the work folder, in which they hear of one another from now on."""
@@ -192,3 +192,4 @@ class Meeting:
                 names = ", ".join(dict.fromkeys(self._hosts[rank] for rank in missing))
                 raise UserError(f"{work.parent}: not seen by {name_ranks(missing)} on {names}\n{CURE}")
             time.sleep(0.02)
+        self.is_shared = True

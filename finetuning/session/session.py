@@ -26,6 +26,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.launchers import find_world
 from data_prep.common.locks import LOCK, locked
+from data_prep.common.outputs import refuse_inputs
 from data_prep.common.progress import duration
 from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
@@ -121,9 +122,7 @@ class Session:
         flags, model, suite = self.flags, self.model, self.flags.suite()
         recipe = flags.recipe or (model.shape.hidden < SMALL and suite.small_recipe) or suite.recipe
         if flags.evaluate:
-            if flags.from_scratch:
-                raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
-            for name in ("learning_rates", "batch_size", "epochs", "seeds"):
+            for name in ("from_scratch", "learning_rates", "batch_size", "epochs", "seeds"):
                 if getattr(flags, name):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
@@ -133,10 +132,8 @@ class Session:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
         title = "+".join(summarize_model(each).name for each in self.base.models) + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
-        for flag in ("data", "model", "backward"):
-            read = getattr(flags, flag, None)
-            if read is not None and os.path.exists(read) and self.out.exists() and self.out.samefile(read):
-                raise UserError(f"--out {self.out}: is --{flag} {read}, which is read; name another --out")
+        read = (getattr(flags, flag, None) for flag in ("data", "model", "backward"))
+        refuse_inputs([self.out], [Path(each) for each in read if each is not None])
         return recipe
 
     def _read_tasks(self) -> None:
