@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
 def show(wanted: Wanted) -> None:
     """Prints the example or document that is wanted, or makes the page."""
     console = open_console(soft_wrap=True)
-    if wanted.is_page:
+    if wanted.report or wanted.report_out:
         place = write_page(wanted.data, wanted.report_out)
         if not is_stream(place):
             console.print(f"written: {place}", markup=False)

@@ -45,18 +45,9 @@ class Wanted:
     document: str | None = None
     """A document in place of an example: its title, or where none has such a title its number, as examples have it."""
     report: bool = False
-    """Make a page of the whole folder, report.html in it, in place of showing an example."""
+    """Make a page of the whole folder, report.html in it, in place of showing an example or a document."""
     report_out: Path | None = None
     """Write that page into this file instead, where the folder is not to be written into."""
-
-    @property
-    def is_page(self) -> bool:
-        """Whether the page is wanted; raises UserError where something else is asked for too."""
-        if not (self.report or self.report_out):
-            return False
-        if replace(self, report=False, report_out=None) != Wanted(self.data):
-            raise UserError("--report: is of the whole folder; leave out what names an example or a document")
-        return True
 
 
 @dataclass(frozen=True)
@@ -218,9 +209,6 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
 
 
-MOST_LISTED = 10  # documents of one title that are listed
-
-
 class KeptDocument(NamedTuple):
     """A document in pieces."""
 
@@ -248,16 +236,12 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
         found = _find_by_number(folder, manifest, origins, int(wanted))[:1]
     if not found:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
-    documents = [_read_document(*place) for place in found[:MOST_LISTED]]
     if len(found) > 1:
-        names = "\n".join(f"  {document.source} {document.id}" for document in documents)
-        more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
-        raise UserError(
-            f"--document {wanted}: {len(found):,} documents have this title; give the number of one\n{names}{more}"
-        )
+        raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give the number of one")
+    document = _read_document(*found[0])
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
-    require_known(chain.from_iterable(documents[0].sentences), vocabulary, f"{folder}: document {wanted} has")
-    return documents[0], vocabulary
+    require_known(chain.from_iterable(document.sentences), vocabulary, f"{folder}: document {wanted} has")
+    return document, vocabulary
 
 
 Place = tuple[Path, str, int]  # a file of documents, its source, and a row of it

@@ -21,7 +21,6 @@ import torch
 import tyro
 from rich.console import RenderableType
 
-from data_prep.common.capacity import pause_collection
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.launchers import find_world
@@ -139,9 +138,12 @@ class Session:
     def _read_tasks(self) -> None:
         """Reads the files of all tasks, and lists their runs; refuses repeated tasks, a trained model of other labels,
         and runs of other settings in the tasks' folders."""
-        with pause_collection():
-            trained = self.model.head if self.flags.evaluate else None
+        trained = self.model.head if self.flags.evaluate else None
+        gc.disable()  # looking through millions of objects that all stay takes longer than to make them
+        try:
             self.tasks = self.flags.open_tasks(Setup(Cutter(self.model.vocabulary), self.settings, trained))
+        finally:
+            gc.enable()
         names = [task.name for task in self.tasks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")

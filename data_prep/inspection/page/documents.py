@@ -6,8 +6,8 @@ Of the documents in pieces, a sample is read if they are many.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from itertools import dropwhile, islice
+from collections.abc import Sequence
+from itertools import dropwhile
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -123,9 +123,6 @@ MOST_PIECES = 2_000_000
 """Pieces whose words are counted, from all over the corpus."""
 MOST_NUMBER = 6
 """Words of at least this number of pieces are counted together."""
-LEAST, ONE_OF = 5, 100_000
-"""A frequent word occurs at least LEAST times, and at least once in ONE_OF words."""
-MOST_WORDS = 30
 
 
 class Cuts(NamedTuple):
@@ -138,24 +135,12 @@ class Cuts(NamedTuple):
     """Pieces of all these words."""
 
 
-class CutWord(NamedTuple):
-    """A word with its pieces."""
-
-    word: str
-    pieces: str
-    number: int
-    times: int
-
-
 class Words(NamedTuple):
     """How the words of the first sentences of some files are cut."""
 
     documents: int
     total: Cuts
     by_source: list[Cuts]
-    frequent: int
-    """The least number of times that a word must occur to be listed."""
-    most_cut: list[CutWord]
 
 
 def count_word_cuts(folder: Path, sample: list[Documents], vocabulary: Vocabulary) -> Words | None:
@@ -182,22 +167,8 @@ def count_word_cuts(folder: Path, sample: list[Documents], vocabulary: Vocabular
         counts = np.bincount(columns[chosen], minlength=MOST_NUMBER + 1).tolist()
         return Cuts(source, counts, int(sizes[chosen].sum()))
 
-    least = max(LEAST, len(starts) // ONE_OF)
-    most_cut = list(islice(_list_most_cut(pieces, starts, sizes, vocabulary, least), MOST_WORDS))
     by_source = [count(source, sources == number) for number, source in enumerate(parts)]
-    return Words(documents, count("all", slice(None)), by_source, least, most_cut)
-
-
-def _list_most_cut(pieces: Array, starts: Array, sizes: Array, vocabulary: Vocabulary, least: int) -> Iterator[CutWord]:
-    """Goes through the frequent words that are cut, those of the most pieces first, then the most frequent."""
-    for number in np.unique(sizes[sizes > 1])[::-1].tolist():
-        rows = starts[sizes == number, None] + np.arange(number)
-        words, counts = np.unique(pieces[rows], axis=0, return_counts=True)
-        often = np.flatnonzero(counts >= least)
-        for at in often[np.argsort(-counts[often], kind="stable")].tolist():
-            ids = words[at].tolist()
-            spelled = " ".join(vocabulary.spellings[id] for id in ids)
-            yield CutWord(vocabulary.spell(ids), spelled, number, int(counts[at]))
+    return Words(documents, count("all", slice(None)), by_source)
 
 
 def _take_first_sentences(documents: Documents, most: int) -> tuple[Array, int]:

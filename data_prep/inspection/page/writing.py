@@ -9,9 +9,10 @@ from __future__ import annotations
 import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -51,8 +52,6 @@ MOST_ROWS = 20
 """Rows of a table of what was left out that are shown."""
 SHOWN = 10
 """Examples that are shown."""
-MOST_EXAMPLES = 5000
-"""Examples whose sources are looked up: shards are shuffled over the corpus, so the first are like all others."""
 MOST_DOCUMENTS = 2_000_000
 """Rows of the table of documents that are read at most; in a larger one nothing is looked up."""
 
@@ -84,7 +83,7 @@ def make_page(folder: Path) -> str:
         corpus=manifest.corpus,
         settings=list(list_unusual_settings(manifest)),
         warnings=list(find_warnings(manifest)),
-        sources=count_by_source(manifest, (record for _, record in kept), masks.by_source),
+        sources=count_by_source(manifest, (record for _, record in kept)),
         files=len(kept),
         sampled=len(sample),
         lengths=documents.measure_lengths(sample),
@@ -122,13 +121,10 @@ def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
             yield f"{spell_flag(name)} {spelled}".rstrip()
 
 
-def count_by_source(
-    manifest: Manifest, kept: Iterable[KeptFile], in_examples: Counter[str]
-) -> list[tuple[str, Counter[str]]]:
+def count_by_source(manifest: Manifest, kept: Iterable[KeptFile]) -> list[tuple[str, Counter[str]]]:
     """Counts the files of every source, the documents, pieces and bytes that were read, and the documents left.
 
-    `in_examples` has how many pieces of some training examples are of every source, as far as that is known. The
-    sources are in the order of the corpus; those with the least text are joined where there are too many.
+    The sources are in the order of the corpus; those with the least text are joined where there are too many.
     """
     rows = defaultdict[str, Counter[str]](Counter)
     for file in manifest.sources:
@@ -137,8 +133,6 @@ def count_by_source(
         rows[record.source].update(read=record.rows, pieces=record.pieces, bytes=record.text_bytes)
     for name, number in manifest.corpus.documents_by_source.items():
         rows[name]["left"] = number
-    for name, counts in rows.items():
-        counts["in_examples"] = in_examples[name]
     if len(rows) <= MOST_SOURCES:
         return list(rows.items())
     ordered = sorted(rows, key=lambda name: (-rows[name]["pieces"], -rows[name]["left"]))
@@ -168,28 +162,23 @@ def read_tables(folder: Path, manifest: Manifest) -> dict[str, list[list[str]]]:
     return tables
 
 
-@dataclass(frozen=True)
-class Masks:
+class Masks(NamedTuple):
     """The first examples of a set."""
 
-    set: str = ""
-    examples: list[tuple[str, list[lookup.MarkedPiece]]] = field(default_factory=list)
+    set: str
+    examples: list[tuple[str, list[lookup.MarkedPiece]]]
     """What each of them is, and its pieces."""
-    looked_at: int = 0
-    by_source: Counter[str] = field(default_factory=Counter)
-    """Pieces of segment A of the first examples by source; empty if there are too many documents."""
 
 
 def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
     """Reads the first examples of the first set; none where a folder has no examples."""
     training = [figures for figures in manifest.figures if not figures.validation and figures.examples]
     if not training:
-        return Masks()
+        return Masks("", [])
     figures = min(training, key=lambda one: one.set)
     record = next(record for record in figures.shards if record.rows)
     batch = lookup.read_examples(record.find(folder), manifest, figures.length, record.rows)
-    some = batch.slice(0, MOST_EXAMPLES)
-    numbers, boundaries = (np.asarray(some[name]).tolist() for name in ("document", "boundary"))
+    numbers = np.asarray(batch["document"])[:SHOWN].tolist()
     rows = lookup.read_document_rows(folder, numbers) if manifest.num_documents <= MOST_DOCUMENTS else {}
     shown = []
     for index in range(min(SHOWN, record.rows)):
@@ -199,8 +188,4 @@ def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Mask
         example = replace(example, source=lookup.name_document(rows.get(example.document, {})))
         heading = lookup.describe_example(index, example, vocabulary)
         shown.append((heading, list(lookup.mark_pieces(example, vocabulary))))
-    by_source = Counter[str]()
-    for number, boundary in zip(numbers, boundaries, strict=True):
-        if number in rows:
-            by_source[rows[number]["source"]] += boundary - 2  # without [CLS] and [SEP]
-    return Masks(figures.set.folder, shown, some.num_rows, by_source)
+    return Masks(figures.set.folder, shown)

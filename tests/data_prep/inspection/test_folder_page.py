@@ -119,15 +119,6 @@ def documents_of(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def test_the_share_in_examples_is_that_of_their_segments_a(page: ShownPage, made: Path) -> None:
-    names, pieces = [row["source"] for row in documents_of(made)], Counter[str]()
-    for row in read_shard(made / "length-32/duplicate-0/shard-00000.arrow").to_pylist()[:5000]:
-        pieces[names[row["document"]]] += row["boundary"] - 2
-    shown = page.column("Table of sources", "in examples")
-    for source in texts():
-        assert float(shown[source].rstrip("%")) == pytest.approx(100 * pieces[source] / pieces.total(), abs=0.5)
-
-
 def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: Cut) -> None:
     sizes = sorted(sum(map(len, text)) for texts in cut.values() for text in texts)
     assert f"The shortest has {sizes[0]:,} pieces and the longest {sizes[-1]:,};" in page.text
@@ -174,14 +165,6 @@ def test_words_are_cut_as_transformers_cuts_them(page: ShownPage, cut: Cut) -> N
         whole = page.column("Table of words by their number of pieces", "1")[source]
         known = sum(len(word) == 1 and word != ["[UNK]"] for word in some)
         assert float(whole.rstrip("%")) == pytest.approx(100 * known / len(some), abs=0.5)
-    counts = Counter(" ".join(word) for some in words.values() for word in some)
-    frequent = {pieces: count for pieces, count in counts.items() if count >= 5 and " " in pieces}
-    rows = page.tables["Table of words that are cut the most"][1:]
-    shown = [(row[1], number(row[2]), number(row[3])) for row in rows]
-    assert len(shown) == min(30, len(frequent)) > 3
-    assert all(frequent[pieces] == times and pieces.count(" ") + 1 == size for pieces, size, times in shown)
-    sizes = sorted((pieces.count(" ") + 1 for pieces in frequent), reverse=True)
-    assert [size for _, size, _ in shown] == sizes[: len(shown)]
 
 
 def test_the_masks_of_ten_examples_are_marked(page: ShownPage, made: Path) -> None:
@@ -265,7 +248,6 @@ def test_a_page_replaces_nothing_else_and_is_not_made_of_damage(data: Path, tmp_
     assert mine.read_text() == "<!doctype html>\n<p>mine"
     assert "lies in the folder of shards" in refused("--report-out", data / "vocab.txt")
     assert (data / "vocab.txt").read_bytes() == vocabulary
-    assert "leave out what names an example" in refused("--report", "--index", 3)
     (data / REPORT).mkdir()
     assert "--report-out FILE" in refused("--report")
     flip(data / "vocab.txt")

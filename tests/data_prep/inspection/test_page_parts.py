@@ -108,7 +108,7 @@ def test_of_very_many_sources_the_smallest_share_a_row() -> None:
         for number, name in enumerate(names)
     ]
     corpus = CorpusFigures(documents=400, validation_documents=0, documents_by_source=dict.fromkeys(names, 2))
-    rows = writing.count_by_source(manifest(sources=files, corpus=corpus), kept, Counter())
+    rows = writing.count_by_source(manifest(sources=files, corpus=corpus), kept)
     assert len(rows) == writing.MOST_SOURCES
     assert [name for name, _ in rows] == [
         *names[-writing.MOST_SOURCES + 1 :],
