@@ -40,13 +40,15 @@ def temporary_home() -> Path:
 
 
 def keep_compiled(variable: str, folder: Path) -> None:
-    """Moves a library's cache of compiled code to a new private folder if other users can write to its usual folder.
+    """Moves a library's cache of compiled code to a new private folder if other users can write to its usual folder, or
+    this one cannot.
 
     `variable` is the environment variable by which the library takes another folder. A value that a user has set stays.
     """
     if variable not in os.environ:
         try:
-            open_private(folder)
+            if not os.access(open_private(folder), os.W_OK):
+                raise PermissionError(f"{folder}: cannot be written")
         except OSError as error:
             os.environ[variable] = tempfile.mkdtemp(prefix="cloze-", dir=temporary_home())
             tell_refusal(f"{error}; what is compiled is kept in {os.environ[variable]}")
