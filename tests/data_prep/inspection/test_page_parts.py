@@ -17,7 +17,7 @@ from data_prep.common.files import FileRecord
 from data_prep.inspection.figures import list_reasons
 from data_prep.inspection.lookup import Example, format_example, mark_pieces
 from data_prep.inspection.page import writing
-from data_prep.inspection.page.documents import MOST_BARS, Bar, choose_evenly, make_doubling_bars, make_even_bars
+from data_prep.inspection.page.writing import MOST_BARS, Bar, choose_evenly, make_doubling_bars, make_even_bars
 from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
