@@ -112,14 +112,6 @@ def _number(environment: Mapping[str, str], *names: str, default: int | None = N
     return int(environment[name])
 
 
-def _port(environment: Mapping[str, str], default: int) -> int:
-    """The port that the user or the launcher has chosen, otherwise the default."""
-    port = _number(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else default
-    if not 0 < port < 1 << 16:
-        raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
-    return port
-
-
 def _from_torch(environment: Mapping[str, str]) -> World:
     """A process of torchrun or deepspeed, or one whose variables somebody has set by hand."""
     name = "deepspeed" if "LOCAL_SIZE" in environment else "RANK and WORLD_SIZE"
@@ -130,7 +122,8 @@ def _from_torch(environment: Mapping[str, str]) -> World:
     if not environment.get("MASTER_ADDR"):
         raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
     local_rank, local_ranks = _number(environment, "LOCAL_RANK"), _number(environment, "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], _port(environment, 29500), name)
+    port = _number(environment, "MASTER_PORT", default=29500)
+    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], port, name)
 
 
 def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str]) -> World:
@@ -145,7 +138,7 @@ def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str])
             "mpirun started ranks on several machines, and does not say where rank 0 is\n"
             "start them with: mpirun -x MASTER_ADDR=<host of rank 0> …"
         )
-    port = _port(environment, PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    port = _number(environment, "MASTER_PORT", default=PORTS[zlib.crc32(job.encode()) % len(PORTS)])
     return World(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
 
 
@@ -163,7 +156,7 @@ def _from_slurm(environment: Mapping[str, str]) -> World:
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
     # Steps of one job, and jobs that follow one another, get different ports.
     own = 16 * _number(environment, "SLURM_JOB_ID", "SLURM_JOBID") + _number(environment, "SLURM_STEP_ID")
-    port = _port(environment, PORTS[own % len(PORTS)])
+    port = _number(environment, "MASTER_PORT", default=PORTS[own % len(PORTS)])
     return World(rank, ranks, _number(environment, "SLURM_LOCALID"), local_ranks, address, port, "srun")
 
 

@@ -59,7 +59,7 @@ def continue_in_child() -> None:
     if child := _fork(awaited, signal.SIGKILL):
         os.close(told)
         try:
-            os._exit(_Watch(child, awaited, heard).run())
+            os._exit(_Supervisor(child, awaited, heard).run())
         except BaseException:
             traceback.print_exc()
             os._exit(Code.MISTAKE)
@@ -192,8 +192,8 @@ def tell_interruption() -> int:
     return Code.INTERRUPTED
 
 
-class _Watch:
-    """The watch of a process over its child."""
+class _Supervisor:
+    """Watches over the child of this process."""
 
     def __init__(self, child: int, awaited: Iterable[int], reports: int) -> None:
         """`reports` is the pipe by which the child of a rank tells where ranks hear of one another."""

@@ -62,9 +62,9 @@ class Workers:
                 lane.waiting += 1
                 waiting[lane.executor.submit(call, task)] = task, lane
                 if all(lane.waiting >= lane.room for lane in self._lanes):
-                    yield from _finished(waiting)
+                    yield from _take_finished(waiting)
             while waiting:
-                yield from _finished(waiting)
+                yield from _take_finished(waiting)
         except BrokenProcessPool as error:
             raise UserError(f"a worker process was killed from outside, {OUT_OF_MEMORY}\n{FEWER}") from error
         finally:
@@ -72,7 +72,7 @@ class Workers:
                 future.cancel()
 
 
-def _finished(waiting: dict[Future[Result], tuple[Task, Lane]]) -> Iterator[tuple[Task, Result]]:
+def _take_finished(waiting: dict[Future[Result], tuple[Task, Lane]]) -> Iterator[tuple[Task, Result]]:
     """Waits until some tasks are finished, and takes them out of those that wait."""
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
         task, lane = waiting.pop(future)
@@ -99,7 +99,7 @@ def open_workers(size: int, preload: str, work: Path | None = None) -> Iterator[
     of a job are going to hear of one another.
     """
     if mpi_size() > 1:
-        _quiet()
+        _limit_threads()
         with serving_ranks(work or Path.cwd()) as meeting:
             if meeting is None:
                 yield None
@@ -108,7 +108,7 @@ def open_workers(size: int, preload: str, work: Path | None = None) -> Iterator[
                 lanes = [Lane(meeting.executor, (mpi_size() - 1) * AHEAD), Lane(executor, OWN_AHEAD)]
                 yield Workers(lanes, meeting)
     elif size == 1:
-        _quiet()
+        _limit_threads()
         yield Workers()
     else:
         with _processes(size, preload) as executor:
@@ -179,7 +179,7 @@ def _start_worker(tell: connection.Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers
     threading.Thread(target=_end_with_main, daemon=True).start()
-    _quiet()
+    _limit_threads()
 
 
 def _end_with_main() -> None:
@@ -190,7 +190,7 @@ def _end_with_main() -> None:
     os._exit(1)
 
 
-def _quiet() -> None:
+def _limit_threads() -> None:
     """Keeps libraries from starting threads of their own, since there is a worker for every core already."""
     import pyarrow
 

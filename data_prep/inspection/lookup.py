@@ -51,7 +51,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownExample:
     """A training example."""
 
     pieces: list[int]
@@ -64,7 +64,7 @@ class Example:
     """Where the text comes from: source, id and title of the document, as far as they are known."""
 
 
-def find_example(wanted: Wanted) -> tuple[Example, Vocabulary]:
+def find_example(wanted: Wanted) -> tuple[ShownExample, Vocabulary]:
     """Reads an example and the vocabulary that its pieces are of; raises UserError where there is no such example."""
     manifest = Manifest.read(wanted.data)
     example = _read_row(wanted, manifest)
@@ -79,7 +79,7 @@ def require_known(pieces: Iterable[int], vocabulary: Vocabulary, subject: str) -
         raise DamageError(f"{subject} a piece beyond its {vocabulary.file}")
 
 
-def _read_row(wanted: Wanted, manifest: Manifest) -> Example:
+def _read_row(wanted: Wanted, manifest: Manifest) -> ShownExample:
     """Finds and reads an example of a folder."""
     folder, row = wanted.data, wanted.index
     manifest.require_examples(folder)
@@ -121,14 +121,14 @@ def read_kept(path: Path, rows: int, vocabulary_size: int) -> pa.RecordBatch:
     return batch
 
 
-def read_example(batch: pa.RecordBatch, row: int, length: int, path: Path) -> Example:
+def read_example(batch: pa.RecordBatch, row: int, length: int, path: Path) -> ShownExample:
     """Reads a row as an example; raises DamageError where it cannot be one."""
     for name in ("pieces", "masked"):
         size = batch[name].offsets[row + 1].as_py() - batch[name].offsets[row].as_py()
         if size > length:
             raise DamageError(f"{path}: example {row} has {size:,} {name}, longer than its length")
     values = {name: batch[name][row].as_py() for name in ("pieces", "boundary", "random_next", "document")}
-    return Example(**values, labels={mask["position"]: mask["piece"] for mask in batch["masked"][row].as_py()})
+    return ShownExample(**values, labels={mask["position"]: mask["piece"] for mask in batch["masked"][row].as_py()})
 
 
 def name_document(row: Mapping[str, str]) -> str:
@@ -158,7 +158,7 @@ def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[s
 STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
 
 
-def describe_example(index: int, example: Example, vocabulary: Vocabulary) -> str:
+def describe_example(index: int, example: ShownExample, vocabulary: Vocabulary) -> str:
     """Describes an example: its size, its masks, its segment B and its document, with the number of those after it."""
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
@@ -182,7 +182,7 @@ class MarkedPiece(NamedTuple):
     """Whether no blank stands before it: it continues a word, or is the first of its segment."""
 
 
-def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
+def mark_pieces(example: ShownExample, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
     """Yields the pieces of an example with their styles."""
     mask, separator = vocabulary.special.mask, vocabulary.special.sep
     for position, piece in enumerate(example.pieces):
@@ -199,7 +199,7 @@ def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiec
         yield MarkedPiece(segment, style, was, spelling or vocabulary.spell([piece]), begins or is_close)
 
 
-def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
+def format_example(example: ShownExample, vocabulary: Vocabulary) -> list[Text]:
     """Writes the segments on a line each, with what stood at masked positions, and a legend."""
     segments = {"A": Text("A  "), "B": Text("B  ")}
     for piece in mark_pieces(example, vocabulary):

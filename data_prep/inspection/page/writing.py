@@ -190,7 +190,7 @@ def make_even_bars(counts: Sequence[int]) -> list[Bar]:
     return [Bar(start, end, sum(counts[start : end + 1])) for start, end in ranges]
 
 
-class Lengths(NamedTuple):
+class DocumentLengths(NamedTuple):
     """How many pieces documents have."""
 
     files: int
@@ -202,14 +202,14 @@ class Lengths(NamedTuple):
     mean: int
 
 
-def measure_lengths(kept: list[tuple[Path, KeptFile]], vocabulary_size: int) -> Lengths | None:
+def measure_lengths(kept: list[tuple[Path, KeptFile]], vocabulary_size: int) -> DocumentLengths | None:
     """Counts the pieces of documents, in files from all over the corpus where they are many; None without documents."""
     sample = choose_evenly(kept, MOST_FILES)
     if not sample:
         return None
     sizes = np.concatenate([read_sizes(folder, record, vocabulary_size) for folder, record in sample])
     quantiles = np.quantile(sizes, (0, 0.05, 0.5, 0.95, 1), method="inverted_cdf").astype(int).tolist()
-    return Lengths(len(sample), len(sizes), make_doubling_bars(sizes), quantiles, round(float(sizes.mean())))
+    return DocumentLengths(len(sample), len(sizes), make_doubling_bars(sizes), quantiles, round(float(sizes.mean())))
 
 
 def read_sizes(folder: Path, record: KeptFile, vocabulary_size: int) -> Array:

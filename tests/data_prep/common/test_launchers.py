@@ -99,7 +99,6 @@ def test_mpirun_on_several_machines_says_how_to_find_rank_0() -> None:
         ({**TORCHRUN, "LOCAL_RANK": "2"}, "and 2 of 2 on this machine, cannot be"),
         ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "and 1 of 8 on this machine, cannot be"),
         ({**TORCHRUN, "RANK": "one"}, "RANK='one' is no whole number"),
-        ({**TORCHRUN, "MASTER_PORT": "70000"}, "MASTER_PORT=70000"),
         ({"RANK": "1", "WORLD_SIZE": "1"}, "rank 1 of 1, and 0 of 1"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "nor what says how many ranks"),
         ({**STEP, "SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
