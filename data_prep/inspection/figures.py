@@ -21,7 +21,7 @@ FEWEST_EXAMPLES = 100
 
 
 def make_figures_table(manifest: Manifest) -> Table:
-    """Lays out the figures of a manifest: the corpus, a line for every set of shards, and the bytes they take."""
+    """Lays out the figures of a manifest: the corpus, and a line for every set of shards."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -36,12 +36,6 @@ def make_figures_table(manifest: Manifest) -> Table:
             f"is in A or a true B; truncation took {100 - own:.1f}%, "
             f"{lost:.2f}% of over-long sentences ({use.parted:,} parted)",
         )
-    if stored := sum(figures.pieces for figures in manifest.figures):
-        each = f"{manifest.bytes / stored:.2f} for each of {stored:,} pieces stored"
-        table.add_row("bytes", f"{manifest.bytes:,}", each)
-    if manifest.kept:
-        kept = sum(file.size for file in manifest.kept)
-        table.add_row("  documents", f"{kept:,}", "kept in pieces: --from makes other shards of them, without the text")
     return table
 
 
