@@ -69,9 +69,16 @@ class Child:
         return None
 
     def end(self) -> None:
-        """Ends it and all that it has started, and passes on the rest of its lines. Raises the error of the function
-        that took them."""
-        end_group(self.process)
+        """Ends it and all that it has started, by a request, then a kill, and passes on the rest of its lines. Raises
+        the error of the function that took them."""
+        with suppress(ProcessLookupError):  # all have ended
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                os.killpg(self.process.pid, number)
+                deadline = time.monotonic() + PATIENCE
+                while time.monotonic() < deadline:
+                    self.process.poll()  # until its code is read, it stays in the group
+                    os.killpg(self.process.pid, 0)
+                    time.sleep(0.05)
         self._reader.join(PATIENCE)
         if self._error is not None:
             raise self._error
@@ -98,18 +105,3 @@ def follow(
             raise
         finally:
             child.end()
-
-
-def end_group(process: subprocess.Popen[str]) -> None:
-    """Ends a process and all that it has started: by a request, then by a kill."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            process.poll()  # until its code is read, it stays in the group
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.05)

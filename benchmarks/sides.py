@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
-
 from data_prep.common.errors import UserError
 from data_prep.common.supervision import end_with_parent
 from pretraining.engine.engine import is_shortage
 from pretraining.processes.environment import prepare_process
-from pretraining.reporting.hardware import read_total_memory
 
 
 @dataclass(frozen=True)
@@ -64,9 +61,9 @@ class Side:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             self.process.join(10)
-            code = self.process.exitcode
-            kind = NoMemoryError if code == -signal.SIGKILL else SideFailedError
-            raise kind(f"{self.name}: {describe_exit(code)}") from None
+            if (code := self.process.exitcode) == -signal.SIGKILL:
+                raise NoMemoryError(f"{self.name}: was killed, most likely for want of memory") from None
+            raise SideFailedError(f"{self.name}: ended with exit code {code}; what it said stands above") from None
         if isinstance(answer, SideFailedError):
             raise type(answer)(f"{self.name}: {answer}")
         return answer
@@ -78,16 +75,6 @@ class Side:
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
-
-
-def describe_exit(exit_code: int | None) -> str:
-    """Describes the exit code of a process that gave no answer."""
-    if exit_code == -signal.SIGKILL:
-        memory = read_total_memory(torch.device("cpu")) / 2**30
-        return f"was killed, most likely for want of memory: the machine has {memory:.0f} GiB"
-    if exit_code is not None and exit_code < 0:
-        return f"was ended by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}; what it said stands above"
 
 
 @contextmanager

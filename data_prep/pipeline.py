@@ -76,7 +76,7 @@ class Pipeline:
         if (self.folder / MANIFEST).exists():
             return self._finished(plan)
         self.work.refuse_foreign()
-        with locked(self.work.path / "lock", str(self.folder), REFUSAL, unknown="unknown") as protected:
+        with locked(self.work.path / "lock", str(self.folder), REFUSAL) as protected:
             if not protected:
                 self._say(f"note: {NO_LOCKS}")
             if (self.folder / MANIFEST).exists():  # since another run has finished
@@ -100,7 +100,7 @@ class Pipeline:
         """Prints what a run will take; makes nothing."""
         given, (files, _) = self._given_vocabulary(), self._find_files()
         text, ranks = Text(files, self.origins), mpi_size()
-        workers = ranks if ranks > 1 else self.settings.workers or room_for_workers()[0]
+        workers = ranks if ranks > 1 else self.settings.workers or room_for_workers()
         print_forecast(self.settings, given, text, self.folder, workers, self.console)
 
     def _say(self, line: str, style: str | None = None) -> None:

@@ -26,11 +26,12 @@ if __name__ == "__main__":
 
 from data_prep.command_line import parse_settings
 from data_prep.common.capacity import room_for_workers
+from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import mpi_rank, mpi_size
+from data_prep.common.launchers import mpi_rank
 from data_prep.common.progress import duration
 from data_prep.common.ranks import attempt_together
-from data_prep.common.terminal import open_console
+from data_prep.common.terminal import open_console, run_curable
 from data_prep.common.workers import Workers, open_workers
 from data_prep.inspection.figures import find_warnings, make_figures_table
 from data_prep.pipeline import Pipeline
@@ -42,30 +43,27 @@ from data_prep.shards import WORK
 def main(arguments: list[str]) -> int:
     """Runs the pipeline; returns the exit code: 0 done, 2 something that the user can cure, 130 interrupted."""
     hear_signals()
-    console, errors = open_console(), open_console(stderr=True)
-    try:
-        settings, folder = attempt_together(lambda: choose_folder(parse_settings(arguments)))
-        if settings.check:
-            if mpi_rank() == 0:
-                Pipeline(folder, settings, Workers(), console).print_forecast()
-            return 0
-        size, said = (settings.workers, "") if settings.workers else room_for_workers()
-        with open_workers(size, preload=Pipeline.__module__, work=folder / WORK) as workers:
-            if workers is not None:
-                start = time.monotonic()
-                if said and mpi_size() == 1:
-                    console.print(said, soft_wrap=True)
-                manifest = Pipeline(folder, settings, workers, console).run()
-                console.print(make_figures_table(manifest))
-                console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
-                for warning in find_warnings(manifest):
-                    console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
-    except (UserError, OSError) as error:
-        errors.print(f"error: {error}", markup=False, style="red" if errors.is_terminal else "", soft_wrap=True)
-        return 2
-    except KeyboardInterrupt:
-        return tell_interruption()
-    return 0
+    code = run_curable(lambda: prepare(arguments))
+    return tell_interruption() if code == Code.INTERRUPTED else code
+
+
+def prepare(arguments: list[str]) -> None:
+    """Turns the text that the arguments name into shards, or with --check forecasts that."""
+    console = open_console()
+    settings, folder = attempt_together(lambda: choose_folder(parse_settings(arguments)))
+    if settings.check:
+        if mpi_rank() == 0:
+            Pipeline(folder, settings, Workers(), console).print_forecast()
+        return
+    size = settings.workers or room_for_workers()
+    with open_workers(size, preload=Pipeline.__module__, work=folder / WORK) as workers:
+        if workers is not None:
+            start = time.monotonic()
+            manifest = Pipeline(folder, settings, workers, console).run()
+            console.print(make_figures_table(manifest))
+            console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
+            for warning in find_warnings(manifest):
+                console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
 
 
 def choose_folder(settings: Settings) -> tuple[Settings, Path]:

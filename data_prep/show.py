@@ -1,11 +1,9 @@
 #!/usr/bin/env python3
 """Prints a training example as a reader would mark it, or a document; or makes a page of a whole folder.
 
-    python data_prep/show.py data/wiki --length 128 --index 7
-    python data_prep/show.py data/wiki --document Anarchism
-    python data_prep/show.py data/wiki --report
-
-An example is also found in a folder that is not finished, from the moment that it has examples.
+python data_prep/show.py data/wiki --length 128 --index 7
+python data_prep/show.py data/wiki --document Anarchism
+python data_prep/show.py data/wiki --report
 """
 
 import sys
@@ -38,7 +36,7 @@ def main(arguments: list[str]) -> int:
 def show(wanted: Wanted) -> None:
     """Prints the example or document that is wanted, or makes the page."""
     console = open_console(soft_wrap=True)
-    if wanted.is_page:
+    if wanted.report or wanted.report_out:
         place = write_page(wanted.data, wanted.report_out)
         if not is_stream(place):
             console.print(f"written: {place}", markup=False)

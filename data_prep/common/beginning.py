@@ -17,9 +17,6 @@ OURS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 OLDEST = (3, 10)
 """The Python that Cloze needs at least."""
 CURE = 2  # the exit code for what a user can mend
-RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
-TOLD = "_CLOZE_TOLD"
-"""Marks, for the processes that this one starts, that another copy of Cloze is told of."""
 
 
 def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False, ends_with_ctrl_c: bool = False) -> None:
@@ -33,7 +30,6 @@ def begin(oldest: "tuple[int, int]" = OLDEST, ends_with_reader: bool = False, en
     """
     require_python(oldest)
     open_closed_streams()
-    tell_other_copy()
     sys.excepthook = tell_missing
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     with suppress(OSError):  # of a stream that has become another file
@@ -58,22 +54,6 @@ def open_closed_streams() -> None:
                 os.close(nowhere)
             os.set_inheritable(number, True)
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
-
-
-def tell_other_copy() -> None:
-    """Says on the first rank, once, that the current folder or PYTHONPATH has another copy of our packages, which
-    neither this process nor those that it starts take."""
-    if TOLD in os.environ or any(os.environ.get(name, "0") != "0" for name in RANKS):
-        return
-    for place in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep)):
-        for name in OURS[:3]:
-            other, own = os.path.join(place, name), str(ROOT / name)
-            if os.path.isfile(os.path.join(other, "__init__.py")) and not os.path.samefile(other, own):
-                os.environ[TOLD] = os.path.abspath(other)
-                from data_prep.common.errors import printable
-
-                sys.stderr.write(printable(f"warning: {os.environ[TOLD]}: another copy; {own} is used\n"))
-                return
 
 
 def require_python(oldest: "tuple[int, int]" = OLDEST) -> None:
@@ -105,11 +85,9 @@ def _end_with_cure(fault: str) -> None:
     """Says what is wrong with this Python, and which one to take."""
     cure = "make .venv/installed PYTHON=python3.12 installs all into .venv (any Python from 3.10 on)"
     if is_own():
-        cure = "make clean-venv removes .venv, then " + cure
+        cure = f"make clean-venv removes .venv, then {cure}"
     elif (OWN / "bin" / "python").exists():
         cure = f"first  . {os.path.relpath(str(OWN))}/bin/activate"
-    else:
-        cure += ", then  . .venv/bin/activate"
     _end(f"{fault}; {cure}")
 
 

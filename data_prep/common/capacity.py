@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
+import resource
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 NEED = 320 * 10**6
@@ -27,7 +27,7 @@ CGROUP_FILES = (
 
 def list_cores() -> list[int]:
     """Lists the cores that this process may run on, by its affinity, which Slurm sets."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return sorted(os.sched_getaffinity(0))
 
 
 def num_cores() -> int:
@@ -39,20 +39,11 @@ def num_cores() -> int:
     return cores
 
 
-def room_for_workers(cores: int | None = None, available: int | None = None) -> tuple[int, str]:
-    """Says how many workers there are unless a user says so: one for each core, or as many as memory has room for.
-
-    Returns what is to be said of it, too: nothing where there is a worker for each core.
-    """
+def room_for_workers(cores: int | None = None, available: int | None = None) -> int:
+    """Says how many workers there are unless a user says so: one for each core, or as many as memory has room for."""
     cores = num_cores() if cores is None else cores
     available = available_memory() if available is None else available
-    if available is None:
-        return cores, ""
-    room = max(1, (available - MAIN_NEED) // NEED)
-    if room >= cores:
-        return cores, ""
-    said = f"{room} worker{'s' if room > 1 else ''} for {cores} cores: {available / 1e9:.1f} GB of memory are available"
-    return room, f"{said}, and each may need {NEED / 1e9:.1f} GB (--workers N overrides that)"
+    return cores if available is None else min(cores, max(1, (available - MAIN_NEED) // NEED))
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> int | None:
@@ -74,9 +65,7 @@ def read_memory_limits(proc: Path = Path("/proc"), cgroups: Path = CGROUPS) -> I
 
 def limit_memory() -> None:
     """Lets this process have no more memory than there is, so that a file that claims to be huge is an error to it."""
-    with suppress(ImportError, OSError, ValueError):
-        import resource  # not all systems have it
-
+    with suppress(OSError, ValueError):
         available, (_, hard) = available_memory(), resource.getrlimit(resource.RLIMIT_DATA)
         if available is not None:
             most = max(available * 9 // 10, LEAST)
@@ -119,16 +108,3 @@ def _numbers(file: Path) -> Iterator[tuple[str, int]]:
             name, *values = line.split()
             if values and values[0].isdigit():
                 yield name, int(values[0])
-
-
-@contextmanager
-def pause_collection() -> Iterator[None]:
-    """Pauses garbage collection: while millions of objects are made that all stay, as from a file, looking through
-    them again and again takes longer than to make them."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()

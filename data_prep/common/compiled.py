@@ -10,7 +10,6 @@ import functools
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,17 +18,10 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding
 import numba
 
-from data_prep.common.private_folders import (
-    cache_home,
-    open_private,
-    require_private,
-    shared_home,
-    tell_refusal,
-    temporary_home,
-)
+from data_prep.common.private_folders import cache_home, keep_compiled
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-PREFIX = "cloze-numba-"
+VARIABLE = "NUMBA_CACHE_DIR"
 SOURCES = Path(__file__).parent.parent
 
 
@@ -42,39 +34,24 @@ def compiled(function: Function) -> Function:
 def _version() -> str:
     """Names what is compiled from: these sources, by this numba."""
     digest = hashlib.sha256(numba.__version__.encode())
-    depths = ("*.py", "[!_]*/*.py", "[!_]*/[!_]*/*.py")  # no look at what others delete meanwhile
-    for path in sorted(path for depth in depths for path in SOURCES.glob(depth)):
+    for path in sorted(SOURCES.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _cache_folder() -> Path:
-    """Makes a folder for what this version of the sources compiles, where it may; removes those of earlier versions.
+def keep_compiled_here() -> None:
+    """Keeps what these sources compile in a folder of this user's caches, and removes that of earlier versions of them.
 
     numba loads pickles from it, so nobody else may have written there.
     """
-    name, refusal = f"{PREFIX}{_version()}", ""
-    for place in (SOURCES / "__pycache__", cache_home(), shared_home()):
-        folder = place / name
-        try:
-            require_private(place.resolve() / name)  # a group of this user alone may write where it lies
-            if not folder.is_dir():
-                for old in place.glob(f"{PREFIX}*"):
-                    if old != folder:  # another process may have made it by now
-                        shutil.rmtree(old, ignore_errors=True)
-            folder = open_private(folder)
-        except OSError as error:
-            refusal = str(error)
-            continue
-        if os.access(folder, os.W_OK):
-            break
-    else:
-        refusal = refusal or f"{folder}: cannot be written"
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary_home()))
-    if refusal and (name in refusal or folder.name != name):  # a clone that is another's is nothing to tell of
-        os.environ["NUMBA_CACHE_DIR"] = str(folder)  # for the workers of this process too
-        tell_refusal(f"{refusal}; what numba compiles is kept in {folder}")
-    return folder
+    clone = hashlib.sha256(os.fsencode(SOURCES.resolve())).hexdigest()[:16]
+    folder = cache_home() / "cloze" / "numba" / clone / _version()
+    is_new = not folder.is_dir()
+    keep_compiled(VARIABLE, folder)
+    if is_new and VARIABLE not in os.environ:
+        for old in {*folder.parent.iterdir()} - {folder}:
+            shutil.rmtree(old, ignore_errors=True)
+    numba.config.CACHE_DIR = os.environ.get(VARIABLE, str(folder))  # type: ignore[attr-defined, unused-ignore]
 
 
 def compiled_before(kinds: str) -> bool:
@@ -98,8 +75,7 @@ def _mark(kinds: str) -> Path:
     return Path(numba.config.CACHE_DIR) / f"compiled-{_version()}-{name}"  # type: ignore[attr-defined, unused-ignore]
 
 
-if not os.environ.get("NUMBA_CACHE_DIR"):
-    numba.config.CACHE_DIR = str(_cache_folder())  # type: ignore[attr-defined, unused-ignore]
+keep_compiled_here()
 
 
 @compiled

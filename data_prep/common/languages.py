@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-
 DEFAULT = "en"
 """The language whose rules are used where none is given."""
 NAMES = {
@@ -54,23 +52,11 @@ RULES = {
 
 
 def language_fault(code: str) -> str:
-    """Says what is wrong with a code, which may be meant, and which have rules; nothing if it is known."""
+    """Says what is wrong with a code, and which have rules; nothing if it is known."""
     if code in RULES:
         return ""
-    return f"no language of this code{_meant(code)}; with rules of their own: " + ", ".join(
-        f"{known} {name}" for known, name in NAMES.items()
-    )
-
-
-def _meant(code: str) -> str:
-    """Guesses which language is meant by a code such as DE, de_DE or german."""
-    small = code.lower().replace("_", "-")
-    by_name = {name.lower(): known for known, name in NAMES.items()}
-    near = [small, small.partition("-")[0]]
-    near += [by_name[name] for name in difflib.get_close_matches(small, by_name, 1, 0.85)]
-    near += [small[:2]] if small[:2] in NAMES else []  # deu, deutsch, fra, italiano
-    known = next((guess for guess in near if guess in RULES), None)
-    return f"; did you mean {known}?" if known else ""
+    rules = ", ".join(f"{known} {name}" for known, name in NAMES.items())
+    return f"no language of this code; with rules of their own: {rules}"
 
 
 def language_label(code: str | None) -> str:

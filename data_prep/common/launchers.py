@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from data_prep.common.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(20000, 30000)  # below those that Linux hands out by itself
+START = "start the ranks with torchrun, deepspeed, srun or mpirun"
 BATCH_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here: no ranks of a step
 
 
@@ -38,14 +40,11 @@ class World:
     """what started the processes, as messages name it"""
 
     def __post_init__(self) -> None:
-        for name, rank, ranks in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
-            if not 0 <= rank < ranks:
-                raise UserError(
-                    f"{self.launcher}: {name} {rank} of {ranks} cannot be: ranks count from 0 to {ranks - 1}\n"
-                    "start the ranks with torchrun, deepspeed, srun or mpirun, and set none of their variables yourself"
-                )
-        if self.local_size > self.size:
-            raise UserError(f"{self.launcher}: {self.local_size} ranks on this machine, but {self.size} in all")
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
+            raise UserError(
+                f"{self.launcher}: rank {self.rank} of {self.size}, and {self.local_rank} of {self.local_size} on this "
+                f"machine, cannot be: ranks count from 0\n{START}, and set none of their variables yourself"
+            )
 
     @property
     def one_machine(self) -> bool:
@@ -66,15 +65,11 @@ def find_world(environment: Mapping[str, str]) -> World:
     step = all(environment.get(name) for name in ("SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"))
     if step and _number(environment, "SLURM_STEP_ID") < BATCH_STEP:
         return _from_slurm(environment)
-    if _number(environment, "PMI_SIZE", default=1) > 1 or "PMIX_RANK" in environment:
+    told = max(_number(environment, name, default=1) for name in ("PMI_SIZE", "WORLD_SIZE"))
+    if told > 1 or "PMIX_RANK" in environment:
         raise UserError(
-            "an MPI launcher started this process, but does not say how many ranks there are on each machine\n"
-            "use Open MPI's or MPICH's mpirun, srun or torchrun"
-        )
-    if _number(environment, "WORLD_SIZE", default=1) > 1:
-        raise UserError(
-            f"WORLD_SIZE is {environment['WORLD_SIZE']}, but RANK is not set: only one of the ranks was started?\n"
-            "start them all (torchrun --nproc-per-node …); for one process: unset WORLD_SIZE"
+            "PMI_SIZE, PMIX_RANK or WORLD_SIZE is set, but RANK is not, nor what says how many ranks a machine has\n"
+            f"{START} (of mpirun that of Open MPI or MPICH); for one process: unset these variables"
         )
     return World()
 
@@ -87,6 +82,11 @@ def mpi_size() -> int:
 def mpi_rank() -> int:
     """Numbers this process among the ranks that a launcher such as mpirun started; without a launcher it is rank 0."""
     return _number(os.environ, "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", default=0) if mpi_size() > 1 else 0
+
+
+def name_this_rank() -> str:
+    """Names this process, with its host, at the beginning of a message; nothing on rank 0, which speaks for all."""
+    return f"rank {mpi_rank()} on {socket.gethostname()}: " if mpi_rank() else ""
 
 
 def started_by_mpi() -> bool:
@@ -104,24 +104,12 @@ def missing_tasks(environment: Mapping[str, str], world: World) -> int:
 def _number(environment: Mapping[str, str], *names: str, default: int | None = None) -> int:
     """Reads the whole number in the first of these variables that is set, else returns the default, if there is one."""
     name = next((name for name in names if environment.get(name)), None)
-    if name is None:
-        if default is not None:
-            return default
-        raise UserError(
-            f"{' or '.join(names)} is not set, but other variables of its launcher are\n"
-            "start the ranks with torchrun, deepspeed, srun or mpirun, which set them all"
-        )
-    if not re.fullmatch(r"\d+", environment[name]):
-        raise UserError(f"{name}={environment[name]!r} is no whole number\nunset it, or let the launcher set it")
+    if name is None and default is not None:
+        return default
+    if name is None or not re.fullmatch(r"\d+", environment[name]):
+        fault = f"{name}={environment[name]!r} is no whole number" if name else f"{' or '.join(names)} is not set"
+        raise UserError(f"{fault}\n{START}, which set it")
     return int(environment[name])
-
-
-def _port(environment: Mapping[str, str], default: int) -> int:
-    """The port that the user or the launcher has chosen, otherwise the default."""
-    port = _number(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else default
-    if not 0 < port < 1 << 16:
-        raise UserError(f"MASTER_PORT={port}: ports count from 1 to 65535")
-    return port
 
 
 def _from_torch(environment: Mapping[str, str]) -> World:
@@ -134,7 +122,8 @@ def _from_torch(environment: Mapping[str, str]) -> World:
     if not environment.get("MASTER_ADDR"):
         raise UserError("RANK and WORLD_SIZE are set, but MASTER_ADDR is not\nset it to the address of rank 0")
     local_rank, local_ranks = _number(environment, "LOCAL_RANK"), _number(environment, "LOCAL_WORLD_SIZE", "LOCAL_SIZE")
-    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], _port(environment, 29500), name)
+    port = _number(environment, "MASTER_PORT", default=29500)
+    return World(rank, ranks, local_rank, local_ranks, environment["MASTER_ADDR"], port, name)
 
 
 def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str]) -> World:
@@ -149,7 +138,7 @@ def _from_mpi(environment: Mapping[str, str], prefix: str, names: Sequence[str])
             "mpirun started ranks on several machines, and does not say where rank 0 is\n"
             "start them with: mpirun -x MASTER_ADDR=<host of rank 0> …"
         )
-    port = _port(environment, PORTS[zlib.crc32(job.encode()) % len(PORTS)])
+    port = _number(environment, "MASTER_PORT", default=PORTS[zlib.crc32(job.encode()) % len(PORTS)])
     return World(rank, ranks, local_rank, local_ranks, address, port, "mpirun")
 
 
@@ -167,7 +156,7 @@ def _from_slurm(environment: Mapping[str, str]) -> World:
     address = environment.get("MASTER_ADDR") or (LOOPBACK if local_ranks == ranks else first_node(nodes))
     # Steps of one job, and jobs that follow one another, get different ports.
     own = 16 * _number(environment, "SLURM_JOB_ID", "SLURM_JOBID") + _number(environment, "SLURM_STEP_ID")
-    port = _port(environment, PORTS[own % len(PORTS)])
+    port = _number(environment, "MASTER_PORT", default=PORTS[own % len(PORTS)])
     return World(rank, ranks, _number(environment, "SLURM_LOCALID"), local_ranks, address, port, "srun")
 
 

@@ -29,14 +29,12 @@ class HeldError(UserError):
 
 
 @contextmanager
-def locked(
-    path: Path, place: str, refusal: str, unknown: str = "another process", patience: float = 0.0
-) -> Iterator[bool]:
+def locked(path: Path, place: str, refusal: str, patience: float = 0.0) -> Iterator[bool]:
     """Holds the lock file at `path`, whose folder it makes, and names this process in it.
 
     Raises HeldError where another process holds the file and still does after `patience` seconds, and UserError where
     it cannot be written. `place` is what the user calls the folder; `refusal` tells the user what is wrong and what
-    helps, with {owner} for the process that has the lock, or for `unknown` where the file names none. Yields whether
+    helps, with {owner} for the process that has the lock. Yields whether
     the file system has locks at all: some network file systems are mounted without, and a run goes on unprotected.
 
     The lock is one of POSIX: it belongs to this process alone, so it ends with the process however that ends, even
@@ -59,7 +57,7 @@ def locked(
                     time.sleep(0.2)
                     continue
                 file.seek(0)
-                owner = file.read().partition("\n")[0] or unknown
+                owner = file.read().partition("\n")[0] or "another process"
                 raise HeldError(f"{place}: {refusal.format(owner=owner)}") from None
             except OSError:
                 protected = False

@@ -31,27 +31,24 @@ def temporary_home() -> Path:
 
     Raises PermissionError if they can in all three, which lack the sticky bit.
     """
-    refusals = []
-    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
-        home = Path(place).resolve()  # as in open_private
-        try:
+    for home in (Path(place).resolve() for place in (tempfile.gettempdir(), "/tmp", "/var/tmp")):
+        with suppress(PermissionError):
             require_private(home / secrets.token_hex(8))
-        except PermissionError as refusal:
-            refusals.append(refusal)
-            continue
-        if os.access(home, os.W_OK | os.X_OK):
-            return home
-    raise refusals[0] if refusals else PermissionError("no folder for temporary files can be written")
+            if os.access(home, os.W_OK | os.X_OK):
+                return home
+    raise PermissionError(f"{tempfile.gettempdir()}: other users can rename files there (chmod +t), and in /tmp")
 
 
 def keep_compiled(variable: str, folder: Path) -> None:
-    """Moves a library's cache of compiled code to a new private folder if other users can write to its usual folder.
+    """Moves a library's cache of compiled code to a new private folder if other users can write to its usual folder, or
+    this one cannot.
 
     `variable` is the environment variable by which the library takes another folder. A value that a user has set stays.
     """
     if variable not in os.environ:
         try:
-            open_private(folder)
+            if not os.access(open_private(folder), os.W_OK):
+                raise PermissionError(f"{folder}: cannot be written")
         except OSError as error:
             os.environ[variable] = tempfile.mkdtemp(prefix="cloze-", dir=temporary_home())
             tell_refusal(f"{error}; what is compiled is kept in {os.environ[variable]}")

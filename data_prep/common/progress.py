@@ -41,8 +41,6 @@ class StepProgress:
             text += f"  {self._items:>10,} documents"
         if finished:
             text += f"  in {duration(seconds)}"
-            if self._before:
-                text += f" (and {self._before / 1e6:,.1f} M{self._unit} earlier)"
         elif rate > 0:
             text += f"  {duration((self._total - self._done) / rate)} left"
         else:

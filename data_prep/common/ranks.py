@@ -1,13 +1,11 @@
 """The ranks of an MPI job: how they meet, and how the tasks of rank 0 reach the others.
 
 MPI carries tasks and results. What becomes of ranks is told beside it (heartbeats.py), since MPI waits for ever for one
-that is gone. Only rank 0 writes to the terminal, and what goes wrong on another rank it says with rank and host.
+that is gone. Rank 0 tells what is the same on all ranks; what goes wrong on another rank that one says, with its name.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import secrets
 import socket
 import sys
@@ -17,71 +15,70 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError, name_ranks
-from data_prep.common.heartbeats import LONGEST_TEXT, Heartbeats, tell_supervisor
-from data_prep.common.launchers import mpi_rank, mpi_size
+from data_prep.common.heartbeats import read_rank, tell_supervisor
+from data_prep.common.launchers import mpi_rank, mpi_size, name_this_rank
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 PATIENCE = 10.0
 """Seconds in which all hosts must see a file that rank 0 writes, which on network file systems takes a while."""
+LAST = 1.0
+"""Seconds for which a rank without a fault of its own stays: mpirun ends all as soon as the first of them fails."""
 LATER = 5.0
 """Seconds after which a rank tells by itself what rank 0 has not told for it."""
 RANKS = "ranks"
 """The folder in the work folder by which ranks hear of one another."""
 CURE = "give --out a folder that all hosts share, by its full path"
 
-Fault = tuple[int, str]  # an exit code, and what the user is told
-
 _met = False
-"""Whether the ranks have met, so that rank 0 tells what goes wrong on this one."""
+"""Whether the ranks have met, so that none waits for this one in vain where it fails."""
 
 
 def attempt_together(attempt: Callable[[], Result]) -> Result:
-    """Has every rank attempt something; where any of them fails all end, and rank 0 says what went wrong, and where."""
+    """Has every rank attempt something, rank 0 first; where any of them fails, that one says so and all end."""
     if mpi_size() == 1:
         return attempt()
-    told = io.StringIO()
-    silenced = contextlib.ExitStack()
-    if mpi_rank():
-        silenced.enter_context(contextlib.redirect_stdout(told))
-        silenced.enter_context(contextlib.redirect_stderr(told))
-    fault: Fault | None = None
-    own: BaseException | None = None
-    with silenced:
-        try:
-            result = attempt()
-        except UserError as error:
-            own, fault = error, (Code.CURE, str(error))
-        except SystemExit as error:
-            own, fault = error, (error.code if isinstance(error.code, int) else Code.CURE, told.getvalue())
-        except Exception as error:
-            own, fault = error, (Code.MISTAKE, traceback.format_exc())
-    _compare(fault, own)
+    for turn in (0, 1):
+        code: int | None = None
+        text = ""
+        if min(mpi_rank(), 1) == turn:
+            try:
+                result = attempt()
+            except UserError as error:
+                code, text = Code.CURE, f"error: {name_this_rank()}{error}"
+            except SystemExit as error:  # which has told
+                code = error.code if isinstance(error.code, int) else Code.CURE
+            except Exception:
+                code, text = Code.MISTAKE, f"{name_this_rank()}{traceback.format_exc()}"
+        _meet(code, text)
     return result
 
 
-def _compare(fault: Fault | None, own: BaseException | None = None) -> None:
-    """Meets the other ranks; raises the error of this rank, or of another one where only that has one."""
+def _meet(code: int | None, text: str) -> None:
+    """Meets the other ranks; ends this one if it has an exit code, whose reason it tells, or another has.
+
+    Where rank 0 has a reason too, it is mostly the same: the others tell none.
+    """
     global _met
-    found: list[tuple[str, Fault | None]] = _connect().allgather((socket.gethostname(), fault))
+    codes = _connect().allgather(code)
     _met = True
-    if mpi_rank() == 0 and own is not None:
-        raise own
-    for rank, (host, theirs) in enumerate(found):
-        if theirs is not None:
-            code, text = theirs
-            if mpi_rank() or not code:
-                raise SystemExit(code)
-            message = f"rank {rank} on {host}: {text}"
-            if code == Code.CURE:
-                raise UserError(message)
-            print(f"error: {message}", file=sys.stderr)
-            raise SystemExit(code)
+    if text and (mpi_rank() == 0 or codes[0] is None):
+        _say(text)
+    if code is not None:
+        raise SystemExit(code)
+    if others := [other for other in codes if other is not None]:
+        _end_later(others[0])
+
+
+def _end_later(code: int) -> NoReturn:
+    """Ends this rank with the exit code of one that has a fault, which may still be telling it."""
+    time.sleep(LAST)
+    raise SystemExit(code)
 
 
 def _connect() -> Any:
@@ -107,23 +104,24 @@ def _alone(fault: str) -> UserError:
     """The error of a rank that did not meet the others, which rank 0 tells first, where it has the same."""
     if mpi_rank():
         time.sleep(LATER)
-    return UserError(f"rank {mpi_rank()} on {socket.gethostname()}: {fault}" if mpi_rank() else fault)
+    return UserError(f"{name_this_rank()}{fault}")
 
 
 def tell_fault(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-    """Tells of an exception that nothing else has told of, as `sys.excepthook`: to rank 0 where that is another one."""
-    text = "".join(traceback.format_exception(kind, error, trace))[-LONGEST_TEXT:]
-    if not _met:
-        try:
-            _compare((Code.MISTAKE, text))
-        except SystemExit:  # rank 0 has told
-            return
-        except BaseException as fault:
-            text += f"and MPI: {fault}"
-    elif mpi_rank() and tell_supervisor(fault=text):
-        return
-    name = f"rank {mpi_rank()} on {socket.gethostname()}: " if mpi_rank() else ""
-    print(f"{name}{text}", file=sys.stderr, flush=True)
+    """Tells of an exception that nothing else has told of, as `sys.excepthook`, and ends ranks that wait here."""
+    text = name_this_rank() + "".join(traceback.format_exception(kind, error, trace))
+    if _met:
+        return _say(text)
+    try:
+        _meet(Code.MISTAKE, text)
+    except UserError as fault:
+        _say(f"{text}and MPI: {fault}")
+    except SystemExit:
+        return None
+
+
+def _say(text: str) -> None:
+    print(text.rstrip(), file=sys.stderr, flush=True)
 
 
 def on_rank(function: Callable[[Task], Result], task: Task) -> Result:
@@ -133,7 +131,7 @@ def on_rank(function: Callable[[Task], Result], task: Task) -> Result:
     except UserError:
         raise
     except Exception:
-        raise RankError(f"rank {mpi_rank()} on {socket.gethostname()}:\n{traceback.format_exc()}") from None
+        raise RankError(f"{name_this_rank()}\n{traceback.format_exc()}") from None
 
 
 class RankError(Exception):
@@ -145,7 +143,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     """Yields the meeting through which rank 0 hands out work; on other ranks None, once all work is done.
 
     `work` is the folder in which ranks are to hear of one another, as the user of rank 0 has named it.
-    When rank 0 fails while others are busy, nothing is waited for: those that watch over the ranks end them.
+    When rank 0 fails while others may be busy, nothing is waited for: those that watch over the ranks end them.
     """
     comm = _connect()
     from mpi4py.futures import MPICommExecutor
@@ -153,11 +151,11 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
     token, given = comm.bcast((secrets.token_hex(8), str(work)))
     hosts = comm.allgather(socket.gethostname())
     if mpi_rank():
-        tell_supervisor(folder=str((Path(given) / RANKS).absolute()), token=token, hosts=hosts)
+        tell_supervisor(Path(given) / RANKS, token)
         with MPICommExecutor():
             pass
         if code := comm.bcast(None):
-            raise SystemExit(code)
+            _end_later(code)
         yield None
         return
     serving = MPICommExecutor()
@@ -170,7 +168,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
         code = error.code if isinstance(error, UserError) else Code.INTERRUPTED if interrupted else Code.MISTAKE
         raise
     finally:
-        if not (code and meeting.busy):
+        if not (code and meeting.is_shared):
             serving.__exit__(None, None, None)
             comm.bcast(code)
 
@@ -180,18 +178,18 @@ class Meeting:
 
     def __init__(self, executor: Executor, token: str, hosts: list[str]) -> None:
         self.executor, self._token, self._hosts = executor, token, hosts
-        self.busy = False
-        """Whether tasks may be at work on other ranks."""
+        self.is_shared = False
+        """Whether other ranks may be at work, and end without MPI."""
 
     def share(self, work: Path) -> None:
         """Raises UserError unless all ranks see the work folder, in which they hear of one another from now on."""
-        place = (work / RANKS).absolute()
-        if not tell_supervisor(folder=str(place), token=self._token, hosts=self._hosts):
+        place = work / RANKS
+        if not tell_supervisor(place, self._token):
             return
-        files = Heartbeats(place, self._token, 0, self._hosts)
         deadline = time.monotonic() + PATIENCE
-        while missing := files.missing():
+        while missing := [rank for rank in range(1, mpi_size()) if read_rank(place, self._token, rank) is None]:
             if time.monotonic() > deadline:
                 names = ", ".join(dict.fromkeys(self._hosts[rank] for rank in missing))
                 raise UserError(f"{work.parent}: not seen by {name_ranks(missing)} on {names}\n{CURE}")
             time.sleep(0.02)
+        self.is_shared = True

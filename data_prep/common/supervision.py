@@ -10,27 +10,24 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import select
 import signal
-import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
-from data_prep.common.heartbeats import GONE, Heartbeats, Verdict, report_to
-from data_prep.common.launchers import mpi_rank, mpi_size, started_by_mpi
+from data_prep.common.heartbeats import PERIOD, SOON, Heartbeats, Verdict, report_to
+from data_prep.common.launchers import mpi_rank, mpi_size, name_this_rank, started_by_mpi
 
 GRACE = 2.0
 """Seconds that a child has to end by itself after a signal; a launcher leaves its ranks a quarter of one."""
 INTERRUPTED = "\ninterrupted; the same command continues where it stopped"
-LAST = 1.0
-"""Seconds that other ranks end after rank 0, since mpirun ends all as soon as the first of them fails."""
+FOR_EVER = 1e6
 OUT_OF_MEMORY = "often because memory ran out"
 FEWER = "run the same command again to continue where it stopped (fewer --workers need less memory)"
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE}
@@ -57,19 +54,19 @@ def continue_in_child() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(Code.CURE)
-    parent, (heard, told) = os.getpid(), os.pipe()
-    watch = _Watch(heard)
-    child = os.fork()
-    if child:
+    heard, told = os.pipe()
+    awaited = {number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN}
+    if child := _fork(awaited, signal.SIGKILL):
         os.close(told)
         try:
-            os._exit(watch.over(child))
+            os._exit(_Supervisor(child, awaited, heard).run())
         except BaseException:
             traceback.print_exc()
             os._exit(Code.MISTAKE)
-    watch.forget()
-    end_with_parent(signal.SIGKILL, parent)
+    os.close(heard)
     report_to(told)
+    for number in awaited:
+        signal.signal(number, signal.SIG_DFL)  # while modules load, it ends the child silently
     if ranks > 1:
         from data_prep.common.ranks import tell_fault
 
@@ -86,29 +83,41 @@ def outlive_mpirun() -> None:
     """
     if not started_by_mpi() or "TORCHELASTIC_RUN_ID" in os.environ:  # torchrun gives its ranks more time
         return
-    parent, awaited = os.getpid(), {*PASSED_ON, signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
-    handler = signal.signal(signal.SIGCHLD, lambda *_: None)  # one that is ignored is not waited for
-    child = os.fork()
+    child = _fork(PASSED_ON, signal.SIGTERM)
     if not child:
-        signal.signal(signal.SIGCHLD, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.setpgid(0, 0)
-        end_with_parent(parent=parent)
         return
-    ended = status = 0
-    while not ended:  # no signal can come between a look and a wait
-        if (number := signal.sigwait(awaited)) == signal.SIGCHLD:
-            ended, status = os.waitpid(child, os.WNOHANG)
-        else:
+    while (code := _poll(child)) is None:
+        if (number := signal.sigwait({*PASSED_ON, signal.SIGCHLD})) != signal.SIGCHLD:
             send_signal(child, number)
-    code = os.waitstatus_to_exitcode(status)
     if code < 0:
         with suppress(OSError):  # SIGKILL has no handler
             signal.signal(-code, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.kill(os.getpid(), -code)
     os._exit(code)
+
+
+def _fork(awaited: Iterable[int], at_end: signal.Signals) -> int:
+    """Forks a child that gets the signal `at_end` when this process ends, and returns its number; 0 in the child.
+
+    This process has to wait for the `awaited` signals and SIGCHLD (sigwait): they are blocked in it from before the
+    child begins, so that none is lost, and none comes between a look and a wait.
+    """
+    parent = os.getpid()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which some services ignore: the child's end would not be seen
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*awaited, signal.SIGCHLD})
+    child = os.fork()
+    if not child:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        end_with_parent(at_end, parent)
+    return child
+
+
+def _poll(child: int) -> int | None:
+    """Returns the exit code of a child that has ended, below 0 for the signal that ended it; None while it runs."""
+    ended, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
 
 
 def send_signal(process: int, number: int) -> None:
@@ -183,113 +192,75 @@ def tell_interruption() -> int:
     return Code.INTERRUPTED
 
 
-class _Watch:
-    """The watch of a process over its child."""
+class _Supervisor:
+    """Watches over the child of this process."""
 
-    def __init__(self, reports: int) -> None:
-        """Notes signals from now on, so that none is lost while the child is made."""
-        self._reports, self._heard = reports, b""
-        self._wake, self._awake = os.pipe()
-        for end in (self._wake, self._awake):
-            os.set_blocking(end, False)
+    def __init__(self, child: int, awaited: Iterable[int], reports: int) -> None:
+        """`reports` is the pipe by which the child of a rank tells where ranks hear of one another."""
+        self._child, self._awaited, self._reports = child, {*awaited, signal.SIGCHLD}, reports
+        os.set_blocking(reports, False)
         self._stopped_at: float | None = None
         self._beats: Heartbeats | None = None
-        self._child, self._fault = 0, ""
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # which some services ignore: the child's end would not be seen
-        self._before = {number: signal.getsignal(number) for number in (*ENDING, signal.SIGCHLD)}
-        for number, handler in self._before.items():
-            if handler != signal.SIG_IGN:
-                signal.signal(number, self._note)
-        self._woken = signal.set_wakeup_fd(self._awake, warn_on_full_buffer=False)
 
-    def forget(self) -> None:
-        """In the child: restores signal handlers and closes the pipes; a signal while modules load ends it silently."""
-        signal.set_wakeup_fd(self._woken)
-        for number, handler in self._before.items():
-            signal.signal(number, handler if handler == signal.SIG_IGN else signal.SIG_DFL)
-        for end in (self._reports, self._wake, self._awake):
-            os.close(end)
-
-    def over(self, child: int) -> int:
+    def run(self) -> int:
         """Watches over the child until it ends; returns the exit code for this process."""
-        self._child = child
-        if self._stopped_at is not None:
-            send_signal(self._child, signal.SIGTERM)
         while True:
-            waiting = [self._wake, *([self._reports] if self._reports >= 0 else [])]
-            ready, _, _ = select.select(waiting, [], [], self._patience())
-            if self._wake in ready:
-                with suppress(BlockingIOError):
-                    os.read(self._wake, 4096)
-            if self._reports in ready:
-                self._hear()
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                return self._conclude(os.waitstatus_to_exitcode(status))
+            code = _poll(self._child)
+            self._read_report()
+            if code is not None:
+                return self._end_as_child(code)
+            found = signal.sigtimedwait(self._awaited, self._choose_pause())
+            if found is not None and found.si_signo != signal.SIGCHLD:
+                self._pass_on()
             if self._stopped_at is not None and time.monotonic() - self._stopped_at > (0 if mpi_size() > 1 else GRACE):
                 send_signal(self._child, signal.SIGKILL)
-            verdict = self._beats.look() if self._beats is not None else None
+            verdict = self._beats.check_others() if self._beats is not None else None
             if verdict is not None:
                 return self._follow(verdict)
 
-    def _patience(self) -> float | None:
-        """The seconds to wait for news before looking again; None where only news matters."""
+    def _choose_pause(self) -> float:
+        """The seconds to wait for a signal before looking again; for ever where only signals matter."""
         if self._stopped_at is not None:
             return 0.1
-        return self._beats.pause if self._beats is not None else None
+        if mpi_size() == 1:
+            return FOR_EVER
+        return PERIOD / 2 if self._beats is not None and self._beats.arrived else SOON
 
-    def _note(self, number: int, _: object) -> None:
-        """Notes a signal and passes it on; a second one is passed on too."""
-        if number == signal.SIGCHLD:
-            return
+    def _pass_on(self) -> None:
+        """Notes a signal that ends this process and passes it on; a second one is passed on too."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
-        if self._child and mpi_size() == 1:
+        if mpi_size() == 1:
             send_signal(self._child, signal.SIGTERM)  # of this and the terminal's SIGINT the child hears the first
 
-    def _hear(self) -> None:
-        """Reads the messages of the child, a line of JSON each."""
-        told = os.read(self._reports, 1 << 16)
-        if not told:
-            self._reports = -1
-        *lines, self._heard = (self._heard + told).split(b"\n")
-        for line in lines:
-            message = json.loads(line)
-            if "folder" in message:
-                self._beats = Heartbeats(Path(message["folder"]), message["token"], mpi_rank(), message["hosts"])
-                self._beats.begin()
-            self._fault = message.get("fault", "")
+    def _read_report(self) -> None:
+        """Begins the heartbeats where the child says."""
+        with suppress(BlockingIOError):
+            if told := os.read(self._reports, 1 << 16):
+                folder, token = json.loads(told)
+                self._beats = Heartbeats(Path(folder), token, mpi_rank(), mpi_size())
 
     def _follow(self, verdict: Verdict) -> int:
         """Ends the child, as another rank has ended or is gone."""
         send_signal(self._child, signal.SIGKILL)
-        with suppress(ChildProcessError):
-            os.waitpid(self._child, 0)
+        os.waitpid(self._child, 0)
         self._say(verdict.text)
         if self._beats is not None and mpi_rank() == 0:
-            self._beats.end(verdict.code, "")
+            self._beats.end(verdict.code)
         return verdict.code
 
-    def _conclude(self, code: int) -> int:
-        """Ends as the child did: says what the child could not say itself, and tells other ranks."""
-        if self._reports >= 0:
-            self._hear()
-        text = ""
+    def _end_as_child(self, code: int) -> int:
+        """Ends as the child did: says what the child could not say itself, and tells other ranks the exit code."""
         if code < 0 and self._stopped_at is not None:
-            code, text = Code.INTERRUPTED, INTERRUPTED if mpi_rank() == 0 else ""
+            code = tell_interruption()
         elif code < 0:
             name, crashed = signal.Signals(-code).name, -code in CRASHES
             code = Code.MISTAKE if crashed else Code.CURE
             how = f"crashed with {name}" if crashed else f"was killed from outside with {name}, {OUT_OF_MEMORY}"
-            text = f"{GONE}its process {how}" if mpi_rank() else f"error: the main process {how}\n{FEWER}"
-        elif mpi_rank():
-            text = self._fault
-        if self._beats is not None and self._beats.end(code, text) and mpi_rank() and code and self._stopped_at is None:
-            verdict = self._beats.wait()
-            return verdict.code if verdict is not None else code
-        self._say(text if mpi_rank() == 0 or not text else f"rank {mpi_rank()} on {socket.gethostname()}: {text}")
-        if code and mpi_rank() and self._stopped_at is None:
-            time.sleep(LAST)
+            self._say(f"error: {name_this_rank()}the main process {how}\n{FEWER}")
+        is_told = self._beats is not None and self._beats.end(code)
+        if self._beats is not None and is_told and mpi_rank() and code and self._stopped_at is None:
+            return self._beats.wait() or code
         return code
 
     @staticmethod

@@ -22,10 +22,10 @@ def drop_unread() -> None:
     for name, title in TITLES.items():
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
-            setattr(sys, name, _over(_Stream(stream.fileno(), title), stream))
+            setattr(sys, name, _reopen(_Stream(stream.fileno(), title), stream))
 
 
-def _over(raw: _Stream, stream: io.TextIOWrapper) -> io.TextIOWrapper:
+def _reopen(raw: _Stream, stream: io.TextIOWrapper) -> io.TextIOWrapper:
     """Makes a stream of text with the settings of the old one that writes through `raw`."""
     stream.flush()
     buffer: Any = raw if stream.write_through else io.BufferedWriter(raw)

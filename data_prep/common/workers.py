@@ -11,10 +11,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker, util
 from multiprocessing.synchronize import SemLock
@@ -31,6 +32,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 AHEAD = 4  # tasks handed out for each worker, so that none waits
+SILENCE = "ignore::UserWarning:multiprocessing.resource_tracker"
 OWN_AHEAD = 2  # for the worker of the first rank: no other rank can take what waits for it at the end
 
 
@@ -57,42 +59,35 @@ class Workers:
         try:
             for task in tasks:
                 lane = min(self._lanes, key=lambda lane: lane.waiting / lane.room)
-                waiting[lane.submit(call, task)] = task, lane
-                self._note(waiting)
+                lane.waiting += 1
+                waiting[lane.executor.submit(call, task)] = task, lane
                 if all(lane.waiting >= lane.room for lane in self._lanes):
-                    yield from self._finished(waiting)
+                    yield from _take_finished(waiting)
             while waiting:
-                yield from self._finished(waiting)
+                yield from _take_finished(waiting)
         except BrokenProcessPool as error:
             raise UserError(f"a worker process was killed from outside, {OUT_OF_MEMORY}\n{FEWER}") from error
         finally:
             for future in waiting:
                 future.cancel()
 
-    def _finished(self, waiting: dict[Future[Any], tuple[Any, Lane]]) -> Iterator[tuple[Any, Any]]:
-        """Waits until some tasks are finished, and takes them out of those that wait."""
-        for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-            task, lane = waiting.pop(future)
-            lane.waiting -= 1
-            self._note(waiting)
-            yield task, future.result()
 
-    def _note(self, waiting: Sized) -> None:
-        """Notes whether other ranks may be busy, who are not waited for where a run fails."""
-        if self._meeting is not None:
-            self._meeting.busy = bool(waiting)
+def _take_finished(waiting: dict[Future[Result], tuple[Task, Lane]]) -> Iterator[tuple[Task, Result]]:
+    """Waits until some tasks are finished, and takes them out of those that wait."""
+    for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+        task, lane = waiting.pop(future)
+        lane.waiting -= 1
+        yield task, future.result()
 
 
+@dataclass
 class Lane:
     """One of the executors that tasks are handed to."""
 
-    def __init__(self, executor: Executor, room: int) -> None:
-        self._executor, self.room, self.waiting = executor, room, 0
-
-    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        """Hands a task to the executor."""
-        self.waiting += 1
-        return self._executor.submit(function, task)
+    executor: Executor
+    room: int
+    """How many tasks are handed out at a time."""
+    waiting: int = 0
 
 
 @contextmanager
@@ -104,7 +99,7 @@ def open_workers(size: int, preload: str, work: Path | None = None) -> Iterator[
     of a job are going to hear of one another.
     """
     if mpi_size() > 1:
-        _quiet()
+        _limit_threads()
         with serving_ranks(work or Path.cwd()) as meeting:
             if meeting is None:
                 yield None
@@ -113,7 +108,7 @@ def open_workers(size: int, preload: str, work: Path | None = None) -> Iterator[
                 lanes = [Lane(meeting.executor, (mpi_size() - 1) * AHEAD), Lane(executor, OWN_AHEAD)]
                 yield Workers(lanes, meeting)
     elif size == 1:
-        _quiet()
+        _limit_threads()
         yield Workers()
     else:
         with _processes(size, preload) as executor:
@@ -143,9 +138,9 @@ def _start_helpers() -> None:
 
     Neither of them says anything when Ctrl-C ends them, or this process, in the midst of something.
     """
-    before, silence = os.environ.get("PYTHONWARNINGS"), "ignore::UserWarning:multiprocessing.resource_tracker"
-    here = Path.cwd()
-    os.environ["PYTHONWARNINGS"] = f"{before},{silence}" if before else silence
+    here, warnings = Path.cwd(), os.environ.get("PYTHONWARNINGS", "")
+    if SILENCE not in warnings:
+        os.environ["PYTHONWARNINGS"] = f"{warnings},{SILENCE}"
     try:
         os.chdir(ROOT)  # where they find modules first, and must not find others of the same names
         resource_tracker.ensure_running()
@@ -154,9 +149,6 @@ def _start_helpers() -> None:
     finally:
         os.chdir(here)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        del os.environ["PYTHONWARNINGS"]
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
 
 
 def _end_server() -> None:
@@ -187,7 +179,7 @@ def _start_worker(tell: connection.Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers
     threading.Thread(target=_end_with_main, daemon=True).start()
-    _quiet()
+    _limit_threads()
 
 
 def _end_with_main() -> None:
@@ -198,7 +190,7 @@ def _end_with_main() -> None:
     os._exit(1)
 
 
-def _quiet() -> None:
+def _limit_threads() -> None:
     """Keeps libraries from starting threads of their own, since there is a worker for every core already."""
     import pyarrow
 

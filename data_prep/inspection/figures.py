@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_prep.seals import FILTERED_REPORT
-from data_prep.settings import FILTERS, LARGEST_SHARE, count_held_out, spell_flag
+from data_prep.settings import FILTERS, LARGEST_SHARE, spell_flag
 from data_prep.shards import NEAR_REPORT, Manifest, SetFigures, VocabularyFigures
 
 MOST_LOST = 0.005
@@ -21,7 +21,7 @@ FEWEST_EXAMPLES = 100
 
 
 def make_figures_table(manifest: Manifest) -> Table:
-    """Lays out the figures of a manifest: the corpus, a line for every set of shards, and the bytes they take."""
+    """Lays out the figures of a manifest: the corpus, and a line for every set of shards."""
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -36,12 +36,6 @@ def make_figures_table(manifest: Manifest) -> Table:
             f"is in A or a true B; truncation took {100 - own:.1f}%, "
             f"{lost:.2f}% of over-long sentences ({use.parted:,} parted)",
         )
-    if stored := sum(figures.pieces for figures in manifest.figures):
-        each = f"{manifest.bytes / stored:.2f} for each of {stored:,} pieces stored"
-        table.add_row("bytes", f"{manifest.bytes:,}", each)
-    if manifest.kept:
-        kept = sum(file.size for file in manifest.kept)
-        table.add_row("  documents", f"{kept:,}", "kept in pieces: --from makes other shards of them, without the text")
     return table
 
 
@@ -163,15 +157,12 @@ def find_use_of_text(manifest: Manifest) -> list[SetFigures]:
 
 def _validation_warnings(manifest: Manifest) -> Iterator[str]:
     """Yields warnings if validation is too small for a score, or takes too much of the text."""
-    corpus, asked = manifest.corpus, manifest.settings.validation
-    number, total, by_passages = corpus.validation_documents, corpus.documents, corpus.passages is not None
-    if not number:
-        if asked:
-            cause = "there is one document, and a short one" if total == 1 else "all documents are copies of one"
-            cure = "take more text, or give --validation 0 if that is meant"
-            if by_passages:
-                cause, cure = "every long document has a copy", "--drop-copies leaves the copies out"
-            yield f"nothing is held out for validation: {cause}; {cure}"
+    if not manifest.corpus.validation_documents:
+        if manifest.settings.validation:
+            yield (
+                "nothing is held out for validation: there is one document, and a short one, or all are copies of one; "
+                "take more text, or give --validation 0 if that is meant"
+            )
         return
     share = _validation_share(manifest)
     few = {length: count for length, count in _validation_examples(manifest).items() if count < FEWEST_EXAMPLES}
@@ -180,18 +171,11 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
         cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {_counts_of_lengths(few)}; {cure}"
     if share > LARGEST_SHARE:
-        wanted = count_held_out(total, asked)
-        if by_passages and asked <= LARGEST_SHARE:
-            cause, cure = f"{number:,} passages of a short text are as much as that", "take more text"
-        elif number > wanted and not by_passages:
-            cause = f"{number:,} documents are held out where {wanted:,} would do, since copies of a text go together"
-            cure = "leave the copies out of the text"
-        elif asked > LARGEST_SHARE:
-            cause, cure = f"--validation {asked:g} asks for it", "a smaller share leaves more to train on"
-        else:
-            cause = f"{number:,} of {total:,} documents {'is' if number == 1 else 'are'} as large as that"
-            cure = "cut long documents into several, or take more text"
-        yield f"validation takes {format_percent(share)} of the text from training: {cause}; {cure}"
+        yield (
+            f"validation takes {format_percent(share)} of the text from training: documents are held out whole, and "
+            "with all copies of their text; take more text, cut long documents, or give --drop-copies or a smaller "
+            "--validation"
+        )
 
 
 def _validation_examples(manifest: Manifest) -> dict[int, int]:

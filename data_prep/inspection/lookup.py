@@ -1,7 +1,7 @@
 """Finds what show.py shows of a folder: a training example, laid out as a reader would mark it, or a document.
 
-An example is found in a finished folder or in one that is not finished, a document among those kept in pieces, by its
-title or its number. Masked, replaced and kept pieces have colours of their own.
+A document is found among those kept in pieces, by its title or its number. Masked, replaced and kept pieces have
+colours of their own.
 """
 
 from __future__ import annotations
@@ -22,13 +22,10 @@ from rich.text import Text
 from data_prep.arrow_files import map_batches, read_batch, read_shard
 from data_prep.common.errors import DamageError, UserError
 from data_prep.origins import Origin, find_origins_of_folder
-from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, PLAN, Manifest, ShardSet, example_schema, is_unfinished
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, Manifest, ShardSet, example_schema
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import make_token_schema
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import WorkFolder
-
-SIZES = (1 << 8, 1 << 16, 1 << 32, 1 << 62)  # sizes of vocabularies and corpora, one for each type of number
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,7 @@ class Wanted:
     """Which example of a folder of shards is wanted."""
 
     data: Annotated[Path, tyro.conf.Positional]
-    """The folder that shard.py wrote or is writing."""
+    """The folder that shard.py wrote."""
     length: int | None = None
     """Length of the examples (default: the shortest there is)."""
     index: int = 0
@@ -48,22 +45,13 @@ class Wanted:
     document: str | None = None
     """A document in place of an example: its title, or where none has such a title its number, as examples have it."""
     report: bool = False
-    """Make a page of the whole folder, report.html in it, in place of showing an example."""
+    """Make a page of the whole folder, report.html in it, in place of showing an example or a document."""
     report_out: Path | None = None
     """Write that page into this file instead, where the folder is not to be written into."""
 
-    @property
-    def is_page(self) -> bool:
-        """Whether the page is wanted; raises UserError where something else is asked for too."""
-        if not (self.report or self.report_out):
-            return False
-        if replace(self, report=False, report_out=None) != Wanted(self.data):
-            raise UserError("--report: is of the whole folder; leave out what names an example or a document")
-        return True
-
 
 @dataclass(frozen=True)
-class Example:
+class ShownExample:
     """A training example."""
 
     pieces: list[int]
@@ -76,10 +64,11 @@ class Example:
     """Where the text comes from: source, id and title of the document, as far as they are known."""
 
 
-def find_example(wanted: Wanted) -> tuple[Example, Vocabulary]:
+def find_example(wanted: Wanted) -> tuple[ShownExample, Vocabulary]:
     """Reads an example and the vocabulary that its pieces are of; raises UserError where there is no such example."""
-    example, cased = _read_unshuffled(wanted) if is_unfinished(wanted.data) else _read_finished(wanted)
-    vocabulary = load_vocabulary(wanted.data, cased)
+    manifest = Manifest.read(wanted.data)
+    example = _read_row(wanted, manifest)
+    vocabulary = load_vocabulary(wanted.data, manifest.vocabulary.cased)
     require_known([*example.pieces, *example.labels.values()], vocabulary, f"{wanted.data}: example {wanted.index} has")
     return example, vocabulary
 
@@ -90,10 +79,9 @@ def require_known(pieces: Iterable[int], vocabulary: Vocabulary, subject: str) -
         raise DamageError(f"{subject} a piece beyond its {vocabulary.file}")
 
 
-def _read_finished(wanted: Wanted) -> tuple[Example, bool]:
-    """Reads an example of a finished folder, and whether its text keeps case."""
+def _read_row(wanted: Wanted, manifest: Manifest) -> ShownExample:
+    """Finds and reads an example of a folder."""
     folder, row = wanted.data, wanted.index
-    manifest = Manifest.read(folder)
     manifest.require_examples(folder)
     sets = manifest.sets()
     length = min(shards.length for shards in sets) if wanted.length is None else wanted.length
@@ -110,7 +98,7 @@ def _read_finished(wanted: Wanted) -> tuple[Example, bool]:
     batch = read_examples(record.find(folder), manifest, length, record.rows)
     example = read_example(batch, row, length, folder / record.path)
     rows = read_document_rows(folder, [example.document])
-    return replace(example, source=name_document(rows.get(example.document, {}))), manifest.vocabulary.cased
+    return replace(example, source=name_document(rows.get(example.document, {})))
 
 
 def read_examples(path: Path, manifest: Manifest, length: int, rows: int) -> pa.RecordBatch:
@@ -133,52 +121,14 @@ def read_kept(path: Path, rows: int, vocabulary_size: int) -> pa.RecordBatch:
     return batch
 
 
-def read_example(batch: pa.RecordBatch, row: int, length: int, path: Path) -> Example:
+def read_example(batch: pa.RecordBatch, row: int, length: int, path: Path) -> ShownExample:
     """Reads a row as an example; raises DamageError where it cannot be one."""
     for name in ("pieces", "masked"):
         size = batch[name].offsets[row + 1].as_py() - batch[name].offsets[row].as_py()
         if size > length:
             raise DamageError(f"{path}: example {row} has {size:,} {name}, longer than its length")
     values = {name: batch[name][row].as_py() for name in ("pieces", "boundary", "random_next", "document")}
-    return Example(**values, labels={mask["position"]: mask["piece"] for mask in batch["masked"][row].as_py()})
-
-
-def _read_unshuffled(wanted: Wanted) -> tuple[Example, bool]:
-    """Reads an example of an unfinished folder, before the global shuffle, and whether its text keeps case."""
-    folder, row = wanted.data, wanted.index
-    work = WorkFolder(folder)
-    settings = work.read_plan().settings
-    if not settings.lengths:
-        raise DamageError(f"{folder / PLAN}: settings.lengths is empty: it was edited or is damaged")
-    length = min(settings.lengths) if wanted.length is None else wanted.length
-    number = settings.duplicates if wanted.validation else wanted.duplicate
-    files = []
-    filled = (record for record in work.read_records(f"examples-{length}") if record.files)
-    for record in sorted(filled, key=lambda record: record.path):
-        has_own = 0 <= number < len(record.files) > 1  # each set has a file, or one has them all as record batches
-        name, at = (record.files[number].path, 0) if has_own else (record.path, number)
-        if (folder / name).exists():  # those of shards are gone
-            files.append((folder / name, at))
-    for path, at in files:
-        reader = map_batches(path)
-        if not 0 <= at < reader.num_record_batches:
-            break
-        batch = read_batch(reader, at, path)
-        if not _is_of_examples(batch.schema, length):
-            raise DamageError(f"{path}: its columns are not those of examples")
-        if 0 <= row < batch.num_rows:
-            return read_example(batch, row, length, path), settings.cased
-        row -= batch.num_rows
-    raise UserError(
-        f"{folder}: not finished, and no such example yet; "
-        f"files of examples of length {length} so far: {len(files)}. Run shard.py again to continue"
-    )
-
-
-def _is_of_examples(schema: pa.Schema, length: int) -> bool:
-    """Returns whether a schema has the columns of examples and the shuffling key."""
-    columns = pa.schema(list(schema)[:-1])
-    return any(columns == example_schema(length, size, documents) for size in SIZES for documents in SIZES)
+    return ShownExample(**values, labels={mask["position"]: mask["piece"] for mask in batch["masked"][row].as_py()})
 
 
 def name_document(row: Mapping[str, str]) -> str:
@@ -208,7 +158,7 @@ def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[s
 STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
 
 
-def describe_example(index: int, example: Example, vocabulary: Vocabulary) -> str:
+def describe_example(index: int, example: ShownExample, vocabulary: Vocabulary) -> str:
     """Describes an example: its size, its masks, its segment B and its document, with the number of those after it."""
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
@@ -232,7 +182,7 @@ class MarkedPiece(NamedTuple):
     """Whether no blank stands before it: it continues a word, or is the first of its segment."""
 
 
-def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
+def mark_pieces(example: ShownExample, vocabulary: Vocabulary) -> Iterator[MarkedPiece]:
     """Yields the pieces of an example with their styles."""
     mask, separator = vocabulary.special.mask, vocabulary.special.sep
     for position, piece in enumerate(example.pieces):
@@ -249,7 +199,7 @@ def mark_pieces(example: Example, vocabulary: Vocabulary) -> Iterator[MarkedPiec
         yield MarkedPiece(segment, style, was, spelling or vocabulary.spell([piece]), begins or is_close)
 
 
-def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
+def format_example(example: ShownExample, vocabulary: Vocabulary) -> list[Text]:
     """Writes the segments on a line each, with what stood at masked positions, and a legend."""
     segments = {"A": Text("A  "), "B": Text("B  ")}
     for piece in mark_pieces(example, vocabulary):
@@ -257,9 +207,6 @@ def format_example(example: Example, vocabulary: Vocabulary) -> list[Text]:
     samples = {"masked": f"word→{vocabulary.special_pieces.mask}", "replaced": "word→other", "kept": "=word="}
     legend = Text("  ").join(Text(f"{style} ").append(sample, STYLES[style]) for style, sample in samples.items())
     return [segments["A"], *([segments["B"]] if len(segments["B"]) > 3 else []), legend]
-
-
-MOST_LISTED = 10  # documents of one title that are listed
 
 
 class KeptDocument(NamedTuple):
@@ -289,16 +236,12 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
         found = _find_by_number(folder, manifest, origins, int(wanted))[:1]
     if not found:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
-    documents = [_read_document(*place) for place in found[:MOST_LISTED]]
     if len(found) > 1:
-        names = "\n".join(f"  {document.source} {document.id}" for document in documents)
-        more = f"\n  and {len(found) - MOST_LISTED:,} more" if len(found) > MOST_LISTED else ""
-        raise UserError(
-            f"--document {wanted}: {len(found):,} documents have this title; give the number of one\n{names}{more}"
-        )
+        raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give the number of one")
+    document = _read_document(*found[0])
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
-    require_known(chain.from_iterable(documents[0].sentences), vocabulary, f"{folder}: document {wanted} has")
-    return documents[0], vocabulary
+    require_known(chain.from_iterable(document.sentences), vocabulary, f"{folder}: document {wanted} has")
+    return document, vocabulary
 
 
 Place = tuple[Path, str, int]  # a file of documents, its source, and a row of it

@@ -21,11 +21,11 @@ import torch
 import tyro
 from rich.console import RenderableType
 
-from data_prep.common.capacity import pause_collection
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from data_prep.common.launchers import find_world
 from data_prep.common.locks import LOCK, locked
+from data_prep.common.outputs import refuse_inputs
 from data_prep.common.progress import duration
 from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
@@ -77,7 +77,7 @@ class Session:
         self.console = open_console(soft_wrap=True, markup=False)
         self.environment = dict(os.environ)
         self.world = ending.world = find_world(self.environment)
-        self.leads = self.world.rank == 0 and not workers.get_worker_number()
+        self.leads = self.world.rank == 0 and not workers.is_worker()
         """Whether this process prints and writes for all."""
 
     def run(self) -> None:
@@ -121,9 +121,7 @@ class Session:
         flags, model, suite = self.flags, self.model, self.flags.suite()
         recipe = flags.recipe or (model.shape.hidden < SMALL and suite.small_recipe) or suite.recipe
         if flags.evaluate:
-            if flags.from_scratch:
-                raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
-            for name in ("learning_rates", "batch_size", "epochs", "seeds"):
+            for name in ("from_scratch", "learning_rates", "batch_size", "epochs", "seeds"):
                 if getattr(flags, name):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
@@ -133,18 +131,19 @@ class Session:
             raise UserError("--evaluate: a BiLSTM on features is scored in its own training; predict.py asks it more")
         title = "+".join(summarize_model(each).name for each in self.base.models) + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
-        for flag in ("data", "model", "backward"):
-            read = getattr(flags, flag, None)
-            if read is not None and os.path.exists(read) and self.out.exists() and self.out.samefile(read):
-                raise UserError(f"--out {self.out}: is --{flag} {read}, which is read; name another --out")
+        read = (getattr(flags, flag, None) for flag in ("data", "model", "backward"))
+        refuse_inputs([self.out], [Path(each) for each in read if each is not None])
         return recipe
 
     def _read_tasks(self) -> None:
         """Reads the files of all tasks, and lists their runs; refuses repeated tasks, a trained model of other labels,
         and runs of other settings in the tasks' folders."""
-        with pause_collection():
-            trained = self.model.head if self.flags.evaluate else None
+        trained = self.model.head if self.flags.evaluate else None
+        gc.disable()  # looking through millions of objects that all stay takes longer than to make them
+        try:
             self.tasks = self.flags.open_tasks(Setup(Cutter(self.model.vocabulary), self.settings, trained))
+        finally:
+            gc.enable()
         names = [task.name for task in self.tasks]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
@@ -178,8 +177,8 @@ class Session:
                 with watch.pause():
                     while any(process.poll() is None for process in others):
                         workers.pause(control)
-                if not workers.get_worker_number():  # what a worker was at that was killed
-                    self._run_all(context, waits=control)
+                if not workers.is_worker():  # what a worker was at that was killed
+                    self._run_all(context, waits=True)
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
                         self._write_results()
@@ -192,7 +191,7 @@ class Session:
         self.memory = max(workers.estimate_memory(task, largest, self.model.shape, device) for task in self.tasks)
         self.sharing = workers.share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
-    def _run_all(self, context: Context, waits: Control | None = None) -> None:
+    def _run_all(self, context: Context, waits: bool = False) -> None:
         """Does the runs that are left, but for those that another process has taken; or `waits` for these."""
         for run in chain(*self.runs.values()):
             name = f"{run.task.name} {run.name}"
@@ -200,7 +199,7 @@ class Session:
                 continue
             with contextlib.ExitStack() as stack:
                 with shared_errors():
-                    mine = self.world.rank > 0 or stack.enter_context(workers.take_run(run.folder, waits))
+                    mine = self.world.rank > 0 or workers.take_run(run.folder, stack, waits)
                 if not gather(mine)[0] or gather(run.is_done)[0]:
                     continue
                 if self.sharing.jobs == 1:

@@ -1,9 +1,8 @@
-"""Runs side by side: how many fit on a machine, and the worker processes, which are the same command again."""
+"""Runs side by side: how many fit on a machine, and workers, which are the same command again and share its runs."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -33,21 +32,19 @@ from pretraining.reporting.hardware import read_total_memory
 
 PROCESS = 1.5e9
 """Bytes of a process besides its model: Python, PyTorch, the texts of a task."""
-LOOK_SECONDS = 0.2
-"""Seconds over which the load of the machine is measured."""
-NUMBER, JOBS = "CLOZE_WORKER", "CLOZE_JOBS"
-"""Environment variables of a worker: its number, from 1, and the number of processes with the first."""
+JOBS = "CLOZE_JOBS"
+"""Environment variable of a worker: the number of processes, with the one that the user started."""
 BUSY = "{owner} is at work in this folder\nwait for its end, or name another folder with --out"
 """The message about a folder that another process uses."""
 Process = subprocess.Popen[bytes]
-PATIENCE = 300.0 if "SLURM_RESTART_COUNT" in os.environ else 120.0
-"""Seconds that a worker has to save after a stop. In a job that Slurm requeued, the last start may still run on a
-machine that lost its network, and notices late."""
+PATIENCE = 300.0
+"""Seconds that whoever has a run has to save after a stop: in a job that Slurm requeued, the last start may still run
+on a machine that lost its network, and notices late."""
 
 
-def get_worker_number() -> int:
-    """Returns the number of this worker; 0 for the process that the user started."""
-    return int(os.environ.get(NUMBER, 0))
+def is_worker() -> bool:
+    """Whether a command has started this process, to share its runs."""
+    return JOBS in os.environ
 
 
 @contextmanager
@@ -56,8 +53,8 @@ def start_workers(jobs: int, device: torch.device, environment: Mapping[str, str
     before it connected its ranks."""
     processes: list[Process] = []
     try:
-        for number in range(1, 1 if get_worker_number() else jobs):
-            own = {**environment, NUMBER: str(number), JOBS: str(jobs)}
+        for number in range(1, 1 if is_worker() else jobs):
+            own = {**environment, JOBS: str(jobs)}
             if device.type == "cuda":
                 seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(torch.cuda.device_count()))))
                 devices = seen.split(",")
@@ -67,35 +64,24 @@ def start_workers(jobs: int, device: torch.device, environment: Mapping[str, str
         yield processes
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
+            process.terminate()
         for process in processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
 
 
-@contextmanager
-def take_run(folder: Path, waits: Control | None = None) -> Iterator[bool]:
-    """Takes a run for this process; False if another process has it.
+def take_run(folder: Path, stack: ExitStack, waits: bool) -> bool:
+    """Takes a run for this process until the stack is closed; False if another process has it.
 
-    With `waits`, it waits for a worker whose command was killed and which still saves, until asked to stop; HeldError
-    if that worker continues.
+    If it `waits`, then for a worker whose command was killed and which still saves; HeldError if that one continues.
     """
-    until = time.monotonic() + PATIENCE
-    with ExitStack() as stack:
-        while True:
-            try:
-                protected = stack.enter_context(locked(folder / LOCK, str(folder), BUSY))
-            except HeldError:
-                if waits is None:
-                    yield False
-                    return
-                if time.monotonic() > until:
-                    raise
-                pause(waits)
-            else:
-                break
-        yield protected or not get_worker_number()  # on a file system without locks, the first process does all
+    try:
+        protected = stack.enter_context(locked(folder / LOCK, str(folder), BUSY, patience=PATIENCE if waits else 0.0))
+    except HeldError:
+        if waits:
+            raise
+        return False
+    return protected or not is_worker()  # on a file system without locks, the first process does all
 
 
 def pause(control: Control) -> None:
@@ -133,19 +119,14 @@ def share_machine(
         places = min(num_cores(), int(read_total_memory(device) // memory))
     most = max(1, min(places if wanted == "auto" else wanted, runs))
     threads = settings.compute.threads or max(1, threads // most)
-    if get_worker_number():
+    if is_worker():
         return MachineShare(int(os.environ[JOBS]), threads)
     jobs = min(most, left)
     if wanted == "auto" and device.type == "cpu":
         free = min(read_total_memory(device), psutil.virtual_memory().available)
-        jobs = min(jobs, int(free // memory), count_idle_cores() // threads)
+        idle = (os.cpu_count() or 1) * (1 - psutil.cpu_percent(0.2) / 100)  # a load average is late
+        jobs = min(jobs, int(free // memory), round(idle) // threads)
     return MachineShare(max(1, jobs), threads)
-
-
-def count_idle_cores() -> int:
-    """Counts the idle cores of the machine. (A load average would still count a command that has just stopped.)"""
-    busy: float = psutil.cpu_percent(LOOK_SECONDS) / 100
-    return round((os.cpu_count() or 1) * (1 - busy))
 
 
 def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torch.device) -> float:

@@ -21,7 +21,7 @@ import pytest
 from conftest import ROOT, write_wiki
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.commands import run_main
+from support.commands import assert_refusal, run_main
 from support.marks import slow
 
 from data_prep import shard, show, verify
@@ -29,7 +29,7 @@ from data_prep.arrow_files import read_shard
 from data_prep.common.files import json_bytes, sha256
 from data_prep.seals import seal
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, MANIFEST, PLAN, WORK
-from data_prep.work import LAYOUT
+from data_prep.work import LAYOUT, WorkFolder
 
 SETTINGS = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "300", "--workers", "1", "--validation", "0.05"]
 SHARD = "length-32/duplicate-0/shard-00000.arrow"
@@ -295,28 +295,26 @@ PLANS = [
     '{"layout": 3, "settings": {"lengths": [128], "duplicates": 1, "cased": true, "pairs": "nsp"}, "sources": [],'
     ' "given_vocabulary": null}',
     f'{{"layout": {LAYOUT}, "settings": 5}}',
-    f'{{"layout": {LAYOUT}, "settings": {{"lengths": [], "duplicates": 1, "cased": true}}}}',
 ]
 RECORDS = ["[]", '{"task": "x", "record": 5}', '{"task": "x", "record": {"files": [{"path": "../x"}]}}', "{", "{}"]
 
 
-@pytest.mark.parametrize(
-    ("main", "code", "name", "content"),
-    [
-        *((show.main, 2, PLAN, plan) for plan in PLANS),
-        *((verify.main, 1, f"{WORK}/documents.jsonl", f"{line}\n") for line in RECORDS),
-    ],
-)
-def test_an_unfinished_folder_with_another_plan_or_other_records_is_named(
-    main: Callable[[list[str]], int], code: int, name: str, content: str, data: Path
-) -> None:
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_plan_that_is_none_is_named(plan: str, tmp_path: Path) -> None:
+    (tmp_path / PLAN).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / PLAN).write_text(plan)
+    assert_refusal(f"{tmp_path / PLAN}: ", WorkFolder(tmp_path).read_plan)
+
+
+@pytest.mark.parametrize("line", RECORDS)
+def test_an_unfinished_folder_with_other_records_is_named(line: str, data: Path) -> None:
     (data / MANIFEST).unlink()
     (data / WORK).mkdir()
     (data / PLAN).write_text("{}")
-    (data / name).write_text(content)
-    found, said = look(main, data)
-    assert found == code
-    assert f"{data / name}: " in said
+    (data / WORK / "documents.jsonl").write_text(f"{line}\n")
+    found, said = look(verify.main, data)
+    assert found == 1
+    assert f"{data / WORK / 'documents.jsonl'}: " in said
 
 
 FILES = (SHARD, DOCUMENTS, "vocab.txt", MANIFEST)

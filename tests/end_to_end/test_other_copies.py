@@ -1,4 +1,4 @@
-"""Commands, and the processes that they start, take the packages beside them, and say so where they stand in others."""
+"""Commands, and the processes that they start, take the packages beside them, wherever else there are others."""
 
 from __future__ import annotations
 
@@ -35,10 +35,6 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def told(other: Path) -> str:
-    return f"warning: {other / 'data_prep'}: another copy; {ROOT / 'data_prep'} is used\n"
-
-
 @pytest.mark.slow
 def test_workers_run_the_code_of_their_command(
     other: Path, wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -46,12 +42,12 @@ def test_workers_run_the_code_of_their_command(
     """Where the copy is in the current folder too."""
     monkeypatch.chdir(other)
     words = ["--docs", wiki, "--out", tmp_path / "shards", "--workers", "2", "--vocab-size", "600"]
-    assert run(ROOT / "data_prep" / "shard.py", *words).stderr == told(other)
+    assert run(ROOT / "data_prep" / "shard.py", *words).stderr == ""
     assert (tmp_path / "shards" / "manifest.json").exists()
 
 
 def test_other_commands_do_too(other: Path) -> None:
-    assert run(ROOT / "cluster/submit.py", "--help").stderr == told(other)
+    assert run(ROOT / "cluster/submit.py", "--help").stderr == ""
 
 
 @pytest.mark.slow
@@ -59,5 +55,4 @@ def test_ranks_do_too(other: Path, tmp_path: Path) -> None:
     make_shards(tmp_path / "shards")
     (tmp_path / "recipe.toml").write_text(RECIPE)
     words = ["--recipe", tmp_path / "recipe.toml", "--data", tmp_path / "shards", "--out", tmp_path / "run"]
-    done = run(*TORCHRUN, free_port(), ROOT / "pretraining" / "train.py", *words, "--phases.0.steps", "2")
-    assert done.stderr.count(told(other)) == 1
+    run(*TORCHRUN, free_port(), ROOT / "pretraining" / "train.py", *words, "--phases.0.steps", "2")

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import dropwhile, islice
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import jinja2
 import numpy as np
 
+from data_prep.arrow_files import name_damage
+from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import is_stream, replacing
 from data_prep.inspection import lookup
 from data_prep.inspection.figures import describe_held_out, find_warnings, format_percent, list_reasons
-from data_prep.inspection.page import documents
+from data_prep.origins import find_origins_of_folder
 from data_prep.seals import require_seal
 from data_prep.settings import Settings, spell_flag
 from data_prep.shards import MANIFEST, REPORT, KeptFile, Manifest, SetFigures
@@ -51,8 +54,11 @@ MOST_ROWS = 20
 """Rows of a table of what was left out that are shown."""
 SHOWN = 10
 """Examples that are shown."""
-MOST_EXAMPLES = 5000
-"""Examples whose sources are looked up: shards are shuffled over the corpus, so the first are like all others."""
+MOST_FILES = 64
+"""Files of documents that are read, each of at most 16 MB of text or one document."""
+MOST_BARS = 32
+
+Item = TypeVar("Item")
 MOST_DOCUMENTS = 2_000_000
 """Rows of the table of documents that are read at most; in a larger one nothing is looked up."""
 
@@ -77,23 +83,21 @@ def make_page(folder: Path) -> str:
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     if vocabulary.sha256 != manifest.vocabulary.sha256:
         raise DamageError(f"{folder / vocabulary.file}: not the vocabulary that its {MANIFEST} tells of: it was edited")
-    kept, masks = documents.find_kept(folder), read_masks(folder, manifest, vocabulary)
-    sample, reasons = documents.map_sample(kept, len(vocabulary)), list(list_reasons(manifest))
+    kept, masks = find_kept(folder), read_masks(folder, manifest, vocabulary)
+    reasons = list(list_reasons(manifest))
     return TEMPLATES.get_template("report.html").render(
         manifest=manifest,
         corpus=manifest.corpus,
         settings=list(list_unusual_settings(manifest)),
         warnings=list(find_warnings(manifest)),
-        sources=count_by_source(manifest, (record for _, record in kept), masks.by_source),
+        sources=count_by_source(manifest, (record for _, record in kept)),
         files=len(kept),
-        sampled=len(sample),
-        lengths=documents.measure_lengths(sample),
+        lengths=measure_lengths(kept, len(vocabulary)),
         sets=[(figures, make_bars(figures)) for figures in manifest.figures[:MOST_SETS]],
         reasons=reasons,
         before=manifest.corpus.documents + sum(reason.count for reason in reasons),
         held_out=describe_held_out(manifest) if manifest.figures and manifest.corpus.validation_documents else "",
         tables=read_tables(folder, manifest),
-        words=documents.count_word_cuts(folder, sample, vocabulary),
         masks=masks,
     )
 
@@ -122,13 +126,10 @@ def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
             yield f"{spell_flag(name)} {spelled}".rstrip()
 
 
-def count_by_source(
-    manifest: Manifest, kept: Iterable[KeptFile], in_examples: Counter[str]
-) -> list[tuple[str, Counter[str]]]:
+def count_by_source(manifest: Manifest, kept: Iterable[KeptFile]) -> list[tuple[str, Counter[str]]]:
     """Counts the files of every source, the documents, pieces and bytes that were read, and the documents left.
 
-    `in_examples` has how many pieces of some training examples are of every source, as far as that is known. The
-    sources are in the order of the corpus; those with the least text are joined where there are too many.
+    The sources are in the order of the corpus; those with the least text are joined where there are too many.
     """
     rows = defaultdict[str, Counter[str]](Counter)
     for file in manifest.sources:
@@ -137,8 +138,6 @@ def count_by_source(
         rows[record.source].update(read=record.rows, pieces=record.pieces, bytes=record.text_bytes)
     for name, number in manifest.corpus.documents_by_source.items():
         rows[name]["left"] = number
-    for name, counts in rows.items():
-        counts["in_examples"] = in_examples[name]
     if len(rows) <= MOST_SOURCES:
         return list(rows.items())
     ordered = sorted(rows, key=lambda name: (-rows[name]["pieces"], -rows[name]["left"]))
@@ -147,11 +146,89 @@ def count_by_source(
     return [*((name, rows[name]) for name in rows if name in own), (f"{len(others):,} others", joined)]
 
 
-def make_bars(figures: SetFigures) -> list[documents.Bar]:
+def find_kept(folder: Path) -> list[tuple[Path, KeptFile]]:
+    """Lists the files of documents in pieces in the order of the corpus, each with the folder that has it.
+
+    There are none where they were not kept or are gone.
+    """
+    try:
+        origins = list(find_origins_of_folder(folder, str(folder)))
+    except DamageError:
+        raise
+    except UserError:
+        origins = []
+    return [(origin.folder, record) for origin in origins for record in origin.manifest.kept]
+
+
+def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
+    """Chooses at most `most` items, evenly spread, with the first."""
+    if len(items) <= most:
+        return list(items)
+    return [items[number * len(items) // most] for number in range(most)]
+
+
+class Bar(NamedTuple):
+    """A bar of a histogram: how many documents or examples have from `first` to `last` pieces."""
+
+    first: int
+    last: int
+    number: int
+
+
+def make_doubling_bars(sizes: Array) -> list[Bar]:
+    """Counts sizes, from 1 on, in ranges each of which is twice as wide as the one before: 1, 2 to 3, 4 to 7, …"""
+    counts = np.bincount(np.frexp(sizes)[1] - 1).tolist()
+    bars = (Bar(2**exponent, 2 ** (exponent + 1) - 1, count) for exponent, count in enumerate(counts))
+    return list(dropwhile(lambda bar: not bar.number, bars))
+
+
+def make_even_bars(counts: Sequence[int]) -> list[Bar]:
+    """Adds up the counts of every size, from 0 on, in some ranges of the same width."""
+    last = len(counts) - 1
+    width = max(1, -(-last // MOST_BARS))
+    ranges = ((start, min(start + width - 1, last)) for start in range(1, last + 1, width))
+    return [Bar(start, end, sum(counts[start : end + 1])) for start, end in ranges]
+
+
+class DocumentLengths(NamedTuple):
+    """How many pieces documents have."""
+
+    files: int
+    """Files whose documents were counted."""
+    documents: int
+    bars: list[Bar]
+    quantiles: list[int]
+    """The pieces of the shortest, what 5%, 50% and 95% have at most, and those of the longest."""
+    mean: int
+
+
+def measure_lengths(kept: list[tuple[Path, KeptFile]], vocabulary_size: int) -> DocumentLengths | None:
+    """Counts the pieces of documents, in files from all over the corpus where they are many; None without documents."""
+    sample = choose_evenly(kept, MOST_FILES)
+    if not sample:
+        return None
+    sizes = np.concatenate([read_sizes(folder, record, vocabulary_size) for folder, record in sample])
+    quantiles = np.quantile(sizes, (0, 0.05, 0.5, 0.95, 1), method="inverted_cdf").astype(int).tolist()
+    return DocumentLengths(len(sample), len(sizes), make_doubling_bars(sizes), quantiles, round(float(sizes.mean())))
+
+
+def read_sizes(folder: Path, record: KeptFile, vocabulary_size: int) -> Array:
+    """Reads the numbers of pieces of the documents of a file; raises DamageError where it is damaged."""
+    path = record.find(folder)
+    with name_damage(path, "damaged"):
+        documents = lookup.read_kept(path, record.rows, vocabulary_size)["sentences"]
+        ends = np.asarray(documents.values.offsets)[np.asarray(documents.offsets)[1:]]
+        sizes: Array = np.diff(ends, prepend=0)
+        if (sizes < 1).any():
+            raise DamageError(f"{path}: has a document without pieces")
+        return sizes
+
+
+def make_bars(figures: SetFigures) -> list[Bar]:
     """Makes the histogram of a set; raises DamageError where the manifest has too few counts, or too many."""
     if len(figures.histogram) != figures.length + 1:
         raise DamageError(f"{MANIFEST}: the histogram of {figures.set.folder} has {len(figures.histogram)} counts")
-    return documents.make_even_bars(figures.histogram)
+    return make_even_bars(figures.histogram)
 
 
 def read_tables(folder: Path, manifest: Manifest) -> dict[str, list[list[str]]]:
@@ -168,28 +245,23 @@ def read_tables(folder: Path, manifest: Manifest) -> dict[str, list[list[str]]]:
     return tables
 
 
-@dataclass(frozen=True)
-class Masks:
+class Masks(NamedTuple):
     """The first examples of a set."""
 
-    set: str = ""
-    examples: list[tuple[str, list[lookup.MarkedPiece]]] = field(default_factory=list)
+    set: str
+    examples: list[tuple[str, list[lookup.MarkedPiece]]]
     """What each of them is, and its pieces."""
-    looked_at: int = 0
-    by_source: Counter[str] = field(default_factory=Counter)
-    """Pieces of segment A of the first examples by source; empty if there are too many documents."""
 
 
 def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Masks:
     """Reads the first examples of the first set; none where a folder has no examples."""
     training = [figures for figures in manifest.figures if not figures.validation and figures.examples]
     if not training:
-        return Masks()
+        return Masks("", [])
     figures = min(training, key=lambda one: one.set)
     record = next(record for record in figures.shards if record.rows)
     batch = lookup.read_examples(record.find(folder), manifest, figures.length, record.rows)
-    some = batch.slice(0, MOST_EXAMPLES)
-    numbers, boundaries = (np.asarray(some[name]).tolist() for name in ("document", "boundary"))
+    numbers = np.asarray(batch["document"])[:SHOWN].tolist()
     rows = lookup.read_document_rows(folder, numbers) if manifest.num_documents <= MOST_DOCUMENTS else {}
     shown = []
     for index in range(min(SHOWN, record.rows)):
@@ -199,8 +271,4 @@ def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Mask
         example = replace(example, source=lookup.name_document(rows.get(example.document, {})))
         heading = lookup.describe_example(index, example, vocabulary)
         shown.append((heading, list(lookup.mark_pieces(example, vocabulary))))
-    by_source = Counter[str]()
-    for number, boundary in zip(numbers, boundaries, strict=True):
-        if number in rows:
-            by_source[rows[number]["source"]] += boundary - 2  # without [CLS] and [SEP]
-    return Masks(figures.set.folder, shown, some.num_rows, by_source)
+    return Masks(figures.set.folder, shown)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from data_prep.common.heartbeats import GONE, LOST, PERIOD, Heartbeats, Verdict
+from data_prep.common.heartbeats import LOST, PERIOD, Heartbeats, Verdict, read_rank
 
-HOSTS = ["here", "there", "yonder"]
+HOST, RANKS = socket.gethostname(), 3
 
 
 class Job:
@@ -19,9 +20,7 @@ class Job:
     def __init__(self, folder: Path, token: str = "token") -> None:
         self.now = 0.0
         clock: Callable[[], float] = lambda: self.now  # noqa: E731
-        self.ranks = [Heartbeats(folder / "ranks", token, rank, HOSTS, clock=clock) for rank in range(len(HOSTS))]
-        for rank in (1, 2, 0):
-            self.ranks[rank].begin()
+        self.ranks = [Heartbeats(folder / "ranks", token, rank, RANKS, clock) for rank in range(RANKS)]
 
     def turn(self, seconds: float, *ranks: int, step: float = PERIOD) -> dict[int, Verdict]:
         """Lets time go by in which only these ranks live; returns what the others' silence has them do."""
@@ -29,7 +28,7 @@ class Job:
         for _ in range(int(seconds / step)):
             self.now += step
             for rank in ranks:
-                if (verdict := self.ranks[rank].look()) is not None:
+                if (verdict := self.ranks[rank].check_others()) is not None:
                     verdicts.setdefault(rank, verdict)
         return verdicts
 
@@ -51,31 +50,27 @@ def test_ranks_that_count_on_are_never_gone(job: Job) -> None:
 def test_a_silent_rank_is_named_within_a_minute_and_not_before_half_of_one(job: Job) -> None:
     assert not job.turn(30, 0, 1)
     assert job.turn(28, 0, 1) == {
-        0: Verdict("error: rank 2 on yonder is gone (nothing was heard of it for 40 s); the same command continues", 76)
+        0: Verdict(
+            f"error: rank 2 on {HOST} is gone (nothing was heard of it for 40 s); the same command continues", 76
+        )
     }
 
 
 def test_where_rank_0_is_silent_one_rank_says_so_and_all_end(job: Job) -> None:
     found = job.turn(58, 1, 2)
-    assert "rank 0 on here is gone" in found[1].text
+    assert f"rank 0 on {HOST} is gone" in found[1].text
     assert found[1].code == found[2].code == 76
     assert not found[2].text
 
 
-@pytest.mark.parametrize(
-    ("rank", "code", "words", "told"),
-    [
-        (1, 2, f"{GONE}its process was killed", "there is gone (its process was killed); the same command continues"),
-        (2, 1, "Traceback of rank 2", "yonder: Traceback of rank 2"),
-    ],
-)
-def test_a_rank_that_ends_is_told_at_once(rank: int, code: int, words: str, told: str, job: Job) -> None:
-    assert job.ranks[rank].end(code, words)
-    assert job.turn(PERIOD, 0)[0] == Verdict(f"error: rank {rank} on {told}", code)
+def test_a_rank_that_ends_is_named_at_once(job: Job) -> None:
+    assert job.ranks[2].end(1)
+    told = f"error: rank 2 on {HOST} has ended with exit code 1, and says why; the same command continues"
+    assert job.turn(PERIOD, 0)[0] == Verdict(told, 1)
 
 
 def test_other_ranks_end_as_rank_0_ends_and_say_nothing(job: Job) -> None:
-    assert job.ranks[0].end(130, "")
+    assert job.ranks[0].end(130)
     assert job.turn(PERIOD, 1, 2) == {1: Verdict("", 130), 2: Verdict("", 130)}
 
 
@@ -87,13 +82,14 @@ def test_when_the_folder_goes_as_the_work_is_done_nobody_is_gone(job: Job, tmp_p
 
 def test_a_rank_that_sees_another_folder_or_files_of_an_earlier_job_is_missing(tmp_path: Path) -> None:
     job = Job(tmp_path / "shared")
-    alone = Heartbeats(tmp_path / "other" / "ranks", "token", 2, HOSTS)
-    alone.begin()
+    alone = Heartbeats(tmp_path / "other" / "ranks", "token", 2, RANKS)
     job.turn(PERIOD, 1)
-    assert alone.look() is None
-    assert job.ranks[0].missing() == [2]
+    assert alone.check_others() is None
+    folder = tmp_path / "shared" / "ranks"
+    assert [read_rank(folder, "token", rank) is None for rank in range(RANKS)] == [False, False, True]
     job.turn(PERIOD, 0, 1, 2)
-    assert Job(tmp_path / "shared", "later").ranks[0].missing() == [1, 2]
+    Job(tmp_path / "shared", "later")
+    assert [read_rank(folder, "later", rank) is None for rank in range(RANKS)] == [False, True, True]
 
 
 @pytest.mark.parametrize(

@@ -74,36 +74,37 @@ def test_a_folder_of_an_unknown_home_is_not_made_here(tmp_path: Path, monkeypatc
 
 FIND = """
 import os; os.environ.pop("NUMBA_CACHE_DIR", None)
-from pathlib import Path; from data_prep.common import compiled; compiled.SOURCES = Path("/proc")
-print(compiled._version()); print(compiled._cache_folder())
+import numba; from data_prep.common import compiled
+print(numba.config.CACHE_DIR)
 """
 
 
-def find(cache: Path) -> tuple[str, str, str]:
-    """Finds in another process the name and the place of the folder of what numba compiles, and what is said."""
+def find(cache: Path) -> tuple[Path, str]:
+    """Finds in another process the folder of what numba compiles, and what is said."""
     environment = {**os.environ, "XDG_CACHE_HOME": str(cache), "TMPDIR": str(cache), "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", FIND], env=environment, capture_output=True, text=True, check=True)
-    version, folder = done.stdout.split()
-    return f"cloze-numba-{version}", folder, done.stderr
+    return Path(done.stdout.strip()), done.stderr
 
 
 def test_pickles_of_numba_that_others_may_have_planted_are_not_loaded(tmp_path: Path) -> None:
     """Whoever knows the sources knows the folder's name."""
-    name, folder, said = find(tmp_path)
-    assert (folder, said) == (str(tmp_path / name), "")
-    (tmp_path / name).chmod(0o777)
-    _, folder, said = find(tmp_path)
-    assert folder == str(tmp_path / f"cloze-{os.geteuid()}" / name)
-    assert said == (
-        f"warning: {tmp_path / name}: other users can write it (remove it); what numba compiles is kept in {folder}\n"
-    )
+    usual, said = find(tmp_path)
+    assert (usual.is_relative_to(tmp_path / "cloze" / "numba"), said) == (True, "")
+    (other := usual.with_name("of an earlier version")).mkdir()
+    usual.chmod(0o777)
+    folder, said = find(tmp_path)
+    assert folder.parent == tmp_path
+    assert said == f"warning: {usual}: other users can write it (remove it); what is compiled is kept in {folder}\n"
+    shutil.rmtree(usual)
+    assert find(tmp_path) == (usual, "")
+    assert not other.exists()
 
 
 def test_a_cache_that_the_group_of_this_user_alone_can_write_is_taken(tmp_path: Path) -> None:
     """With a umask of 002, as many systems have it, ~/.cache is one."""
     tmp_path.chmod(0o775)
-    name, folder, said = find(tmp_path)
-    assert (folder == str(tmp_path / name)) == _is_own_group(tmp_path.stat().st_gid), said
+    folder, said = find(tmp_path)
+    assert folder.is_relative_to(tmp_path / "cloze") == _is_own_group(tmp_path.stat().st_gid), said
 
 
 def test_libraries_keep_what_they_compile_where_no_other_user_can_write(
@@ -125,28 +126,9 @@ def test_libraries_keep_what_they_compile_where_no_other_user_can_write(
 
 
 def test_kinds_of_processors_share_a_folder_and_not_the_mark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(compiled, "SOURCES", tmp_path)
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path / "cache"))
-    folders = set()
     for name in ("skylake", "znver4"):
-        compiled._version.cache_clear()
         monkeypatch.setattr(llvmlite.binding, "get_host_cpu_name", lambda name=name: name)
-        folders.add(compiled._cache_folder())
         assert not compiled.compiled_before("nsp")
         compiled.remember_compiled("nsp")
         assert compiled.compiled_before("nsp")
-    compiled._version.cache_clear()
-    assert len(folders) == 1
-
-
-def test_folders_of_other_versions_are_not_looked_into() -> None:
-    """Another process, which begins at the same time, may be deleting them."""
-    before = compiled._version()
-    other = compiled.SOURCES / "__pycache__" / f"{compiled.PREFIX}test" / "common_1"
-    other.mkdir(parents=True)
-    (other / "odd.py").touch()
-    compiled._version.cache_clear()
-    try:
-        assert compiled._version() == before
-    finally:
-        shutil.rmtree(other.parent)

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -129,9 +128,9 @@ def hold(path: Path) -> tuple[subprocess.Popen[str], int]:
     return process, int(process.stdout.readline())
 
 
-def refused(path: Path, **more: Any) -> str:
+def refused(path: Path) -> str:
     """Asks for a lock that it does not get; returns what is said."""
-    with pytest.raises(UserError) as caught, locked(path, "--run x", REFUSAL, **more):
+    with pytest.raises(UserError) as caught, locked(path, "--run x", REFUSAL):
         pass
     return str(caught.value)
 
@@ -163,7 +162,7 @@ def test_the_lock_ends_where_its_block_does(tmp_path: Path) -> None:
 
 def test_an_owner_that_has_not_named_itself_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "lockf", refusing(errno.EACCES))
-    assert "--run x: somebody is at work here" in refused(tmp_path / "lock", unknown="somebody")
+    assert "--run x: another process is at work here" in refused(tmp_path / "lock")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

@@ -8,7 +8,6 @@ import pty
 import re
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -17,7 +16,7 @@ from rich.text import Text
 from support.commands import wait_for
 from support.processes import ROOT
 
-from data_prep.common import beginning, progress
+from data_prep.common import progress
 from data_prep.common.errors import UserError
 from data_prep.common.progress import StepProgress
 from data_prep.common.terminal import open_console
@@ -59,21 +58,6 @@ def test_what_files_say_commands_no_terminal(capsys: pytest.CaptureFixture[str])
     console.print(Text("[\x1b[2J]"))
     assert capsys.readouterr().out.split() == [shown, shown, "كتاب\u200f", "[\\x1b[2J]"]
     assert str(UserError(f"{title}\n\tdamaged")) == f"{shown}\n\tdamaged"
-
-
-def test_a_folder_of_another_copy_commands_no_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "\x1b]0;planted" / "data_prep"
-    other.mkdir(parents=True)
-    (other / "__init__.py").touch()
-    for name in (beginning.TOLD, "PYTHONPATH", *beginning.RANKS):
-        monkeypatch.setenv(name, "0")  # so that the end of this test undoes what is set
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(other.parent)
-    beginning.tell_other_copy()
-    assert "\\x1b]0;planted" in (said := capsys.readouterr().err)
-    assert "\x1b" not in said
 
 
 def line(monkeypatch: pytest.MonkeyPatch, done: int, seconds: float) -> str:

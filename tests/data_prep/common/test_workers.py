@@ -19,12 +19,8 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("cores", "available", "workers"), [(8, 64 * GB, 8), (64, 4 * GB, 10), (8, GB, 1), (8, 0, 1), (1, 0, 1)]
 )
-def test_memory_limits_the_workers_which_is_told_with_the_cure(cores: int, available: int, workers: int) -> None:
-    found, said = room_for_workers(cores=cores, available=available)
-    assert found == workers
-    room = f"{workers} worker{'s' * (workers > 1)} for {cores} cores: {available / GB:.1f} GB of memory are available"
-    cure = "and each may need 0.3 GB (--workers N overrides that)"
-    assert said == (f"{room}, {cure}" if workers < cores else "")
+def test_memory_limits_the_workers(cores: int, available: int, workers: int) -> None:
+    assert room_for_workers(cores=cores, available=available) == workers
 
 
 def test_what_the_machine_has_is_found(system: Path) -> None:

@@ -27,8 +27,8 @@ LONG = "x" * 400
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
 SETTINGS += ["--validation", "0.02"]
 CHOICE = ["--drop-copies", "--near-copies", "0.8", "--max-share", "numbers=0.1", "--weight", "pages=2"]
-Cut = dict[str, list[list[list[str]]]]
-"""The words of the documents of sources, each in its pieces."""
+Cut = dict[str, list[list[str]]]
+"""The pieces of the documents of sources."""
 SECTIONS = {"sources", "lengths", "left-out", "vocabulary", "masks"}
 
 
@@ -81,14 +81,10 @@ def page(made: Path, tmp_path_factory: pytest.TempPathFactory) -> ShownPage:
 def cut(made: Path) -> Cut:
     """Documents as transformers cuts them."""
     tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
-    found: Cut = {}
-    for source, documents in texts().items():
-        for text in documents:
-            encoding, words = tokenizer.encode(text, add_special_tokens=False), dict[int, list[str]]()
-            for at, piece in zip(encoding.word_ids, encoding.tokens, strict=True):
-                words.setdefault(at or 0, []).append(piece)
-            found.setdefault(source, []).append(list(words.values()))
-    return found
+    return {
+        source: [tokenizer.encode(text, add_special_tokens=False).tokens for text in documents]
+        for source, documents in texts().items()
+    }
 
 
 def number(text: str) -> int:
@@ -96,7 +92,7 @@ def number(text: str) -> int:
 
 
 def test_sources_have_the_documents_and_pieces_of_the_text(page: ShownPage, cut: Cut, made: Path) -> None:
-    pieces = {source: sum(len(word) for text in texts for word in text) for source, texts in cut.items()}
+    pieces = {source: sum(map(len, texts)) for source, texts in cut.items()}
     shown = page.column("Table of sources", "pieces")
     assert {source: number(shown[source]) for source in cut} == pieces
     assert number(shown["all"]) == sum(pieces.values())
@@ -119,17 +115,8 @@ def documents_of(folder: Path) -> list[dict[str, str]]:
     return rows
 
 
-def test_the_share_in_examples_is_that_of_their_segments_a(page: ShownPage, made: Path) -> None:
-    names, pieces = [row["source"] for row in documents_of(made)], Counter[str]()
-    for row in read_shard(made / "length-32/duplicate-0/shard-00000.arrow").to_pylist()[:5000]:
-        pieces[names[row["document"]]] += row["boundary"] - 2
-    shown = page.column("Table of sources", "in examples")
-    for source in texts():
-        assert float(shown[source].rstrip("%")) == pytest.approx(100 * pieces[source] / pieces.total(), abs=0.5)
-
-
 def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: Cut) -> None:
-    sizes = sorted(sum(map(len, text)) for texts in cut.values() for text in texts)
+    sizes = sorted(len(text) for texts in cut.values() for text in texts)
     assert f"The shortest has {sizes[0]:,} pieces and the longest {sizes[-1]:,};" in page.text
     middle = next(size for size in sizes if sum(other <= size for other in sizes) >= len(sizes) / 2)
     assert f"half {middle:,}," in page.text
@@ -160,28 +147,6 @@ def test_what_was_left_out_adds_up(page: ShownPage, made: Path) -> None:
     assert len(rows) == 8
     assert {row[1] for row in rows} == {"pages"}
     assert rows[0][3] == f"{EVIL} pages 208{LONG}"[:300] + "…"
-
-
-def test_words_are_cut_as_transformers_cuts_them(page: ShownPage, cut: Cut) -> None:
-    words = {
-        source: [word for text in texts for word in text if any(map(str.isalnum, word[0]))]
-        for source, texts in cut.items()
-    }
-    for source, some in words.items():
-        assert number(page.column("Table of words by their number of pieces", "words")[source]) == len(some)
-        each = page.column("Table of words by their number of pieces", "pieces each")[source]
-        assert float(each) == pytest.approx(sum(map(len, some)) / len(some), abs=0.005)
-        whole = page.column("Table of words by their number of pieces", "1")[source]
-        known = sum(len(word) == 1 and word != ["[UNK]"] for word in some)
-        assert float(whole.rstrip("%")) == pytest.approx(100 * known / len(some), abs=0.5)
-    counts = Counter(" ".join(word) for some in words.values() for word in some)
-    frequent = {pieces: count for pieces, count in counts.items() if count >= 5 and " " in pieces}
-    rows = page.tables["Table of words that are cut the most"][1:]
-    shown = [(row[1], number(row[2]), number(row[3])) for row in rows]
-    assert len(shown) == min(30, len(frequent)) > 3
-    assert all(frequent[pieces] == times and pieces.count(" ") + 1 == size for pieces, size, times in shown)
-    sizes = sorted((pieces.count(" ") + 1 for pieces in frequent), reverse=True)
-    assert [size for _, size, _ in shown] == sizes[: len(shown)]
 
 
 def test_the_masks_of_ten_examples_are_marked(page: ShownPage, made: Path) -> None:
@@ -243,15 +208,12 @@ def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path)
     page = page_of(shards)
     assert "the folder that has them is gone" in page.text
     assert "The lengths of documents are not known" in page.text
-    assert "How words are cut is not known" in page.text
 
 
 def test_of_many_files_a_sample_is_read_and_said_to_be_one(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("data_prep.inspection.page.documents.MOST_FILES", 2)
+    monkeypatch.setattr("data_prep.inspection.page.writing.MOST_FILES", 2)
     page = page_of(data)
     assert "a sample: those in 2 of 3 files from all over the corpus" in page.text
-    words = page.column("Table of words by their number of pieces", "words")
-    assert words.keys() == {"pages", "numbers", "all"}
     assert number(page.column("Table of sources", "documents read")["all"]) == sum(map(len, texts().values()))
 
 
@@ -265,7 +227,6 @@ def test_a_page_replaces_nothing_else_and_is_not_made_of_damage(data: Path, tmp_
     assert mine.read_text() == "<!doctype html>\n<p>mine"
     assert "lies in the folder of shards" in refused("--report-out", data / "vocab.txt")
     assert (data / "vocab.txt").read_bytes() == vocabulary
-    assert "leave out what names an example" in refused("--report", "--index", 3)
     (data / REPORT).mkdir()
     assert "--report-out FILE" in refused("--report")
     flip(data / "vocab.txt")

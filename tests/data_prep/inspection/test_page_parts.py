@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from data_prep.common.files import FileRecord
 from data_prep.inspection.figures import list_reasons
-from data_prep.inspection.lookup import Example, format_example, mark_pieces
+from data_prep.inspection.lookup import ShownExample, format_example, mark_pieces
 from data_prep.inspection.page import writing
-from data_prep.inspection.page.documents import MOST_BARS, Bar, choose_evenly, make_doubling_bars, make_even_bars
+from data_prep.inspection.page.writing import MOST_BARS, Bar, choose_evenly, make_doubling_bars, make_even_bars
 from data_prep.settings import Settings
 from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
@@ -108,7 +108,7 @@ def test_of_very_many_sources_the_smallest_share_a_row() -> None:
         for number, name in enumerate(names)
     ]
     corpus = CorpusFigures(documents=400, validation_documents=0, documents_by_source=dict.fromkeys(names, 2))
-    rows = writing.count_by_source(manifest(sources=files, corpus=corpus), kept, Counter())
+    rows = writing.count_by_source(manifest(sources=files, corpus=corpus), kept)
     assert len(rows) == writing.MOST_SOURCES
     assert [name for name, _ in rows] == [
         *names[-writing.MOST_SOURCES + 1 :],
@@ -140,7 +140,7 @@ def test_settings_that_are_not_the_usual_ones_are_spelled_as_flags(changes: dict
 
 def test_marks_read_alike_in_a_terminal_and_on_a_page() -> None:
     vocabulary = WordPiece((*SPECIAL, "play", "##ing", "<b>", "##s"), cased=False)
-    example = Example([2, 5, 4, 7, 3, 5, 8, 3], {2: 6, 3: 7, 5: 7}, boundary=5, random_next=False, document=0)
+    example = ShownExample([2, 5, 4, 7, 3, 5, 8, 3], {2: 6, 3: 7, 5: 7}, boundary=5, random_next=False, document=0)
     pieces = list(mark_pieces(example, vocabulary))
     assert [piece.style for piece in pieces] == ["special", "", "masked", "kept", "special", "replaced", "", "special"]
     assert [piece.was for piece in pieces if piece.style == "masked"] == ["##ing"]

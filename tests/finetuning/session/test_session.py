@@ -105,8 +105,8 @@ def test_a_model_with_fewer_positions_names_a_length_that_fits(toy: Toy, tune: T
 
 def test_results_go_beside_what_is_read(toy: Toy, tune: Tune) -> None:
     command = ["--length", 64, "--model", toy.model, "--data", toy.data, "--out"]
-    for flag, read in (("--model", toy.model), ("--data", toy.data)):
-        assert f"is {flag} {read}, which is read" in tune([*command, f"{read}/../{read.name}"], "run_squad", code=2)
+    for read in (toy.model, toy.data):
+        assert f"is what is read, {read}" in tune([*command, f"{read}/../{read.name}"], "run_squad", code=2)
 
 
 def test_no_task_at_all_is_refused(toy: Toy, tune: Tune) -> None:
