@@ -72,6 +72,8 @@ def check_pretraining(lengths: Collection[int] | None, job: ChainJob) -> None:
     shards = ["--data", job.variables["CLOZE_SHARDS"]] if lengths is None else []
     words, ranks = ["--recipe", job.variables["CLOZE_RECIPE"], *shards, *job.words], count_ranks(job)
     wanted, overrides = tyro.cli(Train, args=words, prog="train.py", return_unknown_args=True, **FLAGS)
+    if given := wanted.plan.list_given():
+        raise UserError("\n".join(given))
     try:
         recipe, _ = read_plan(wanted, overrides, ranks)
     except UserError as error:

@@ -41,8 +41,6 @@ STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """Prefixes of the variables that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
-FOR_PLANS = ("ranks", "gpu", "gpus_per_node", "network", "gpu_memory", "pieces_per_second")
-"""Options that train.py reads with --check alone."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +191,6 @@ def check_plan(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str
     model = variables.get("finetune", variables.get("gather", {})).get("CLOZE_MODEL")
     if "pretrain" not in variables and model not in (None, site.get("CLOZE_MODEL")) and not Path(model).exists():
         raise UserError(f"--run {model}: no such folder; name a trained run, or train it first: --from pretrain")
-    for word in words if "pretrain" in variables else ():
-        if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
-            raise UserError(f"{word}: only for train.py --check; leave it out")
     check_arguments(jobs, site)
 
 

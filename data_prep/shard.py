@@ -44,7 +44,8 @@ def main(arguments: list[str]) -> int:
     hear_signals()
     console, errors = open_console(), open_console(stderr=True)
     try:
-        settings, folder = attempt_together(lambda: choose_folder(parse_settings(arguments)))
+        settings = attempt_together(lambda: parse_settings(arguments))
+        folder = settings.out or attempt_together(lambda: name_default_folder(settings))
         if settings.check:
             if mpi_rank() == 0:
                 Pipeline(folder, settings, Workers(), console).print_forecast()
@@ -66,15 +67,6 @@ def main(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return tell_interruption()
     return 0
-
-
-def choose_folder(settings: Settings) -> tuple[Settings, Path]:
-    """Gives settings back with the output folder that they name, or that is named after their sources."""
-    folder = settings.out or name_default_folder(settings)
-    name = str(folder)
-    if name != name.encode(errors="replace").decode():
-        raise UserError(f"the folder {name!r} is not named in UTF-8; give another one: --out")
-    return settings, folder
 
 
 def name_default_folder(settings: Settings) -> Path:

@@ -177,7 +177,9 @@ class ActivationCache:
         kept, total = self._plan_files(splits)
         size = f"activations of {', '.join(splits)} take {total / GB:,.3g} GB"
         if not gather(self._has_room(total, kept))[0]:
-            self.say(f"{size}, more than --cache-gb {self.limit:g} leaves: they are computed again in every epoch")
+            self.say(
+                f"{size}, more than --features.cache_gb {self.limit:g} leaves: they are computed again in every epoch"
+            )
             return splits
         self._write_missing(kept, f"{size}, and are kept in {self.folder / FOLDER}")
         if not all(gather(all(each.file.find_fault() is None for each in kept.values()))):

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from data_prep.common.errors import quote
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
+from data_prep.common.sections import find_facts
 from data_prep.common.terminal import make_table
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
@@ -23,7 +24,7 @@ from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
 from finetuning.running.search import find_best, identify_unlabelled, read_begun, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
-from finetuning.settings import VARIED, FineTuning
+from finetuning.settings import FineTuning, Varies
 from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
@@ -47,9 +48,11 @@ def build_plan(
     yield from ("", table, "")
     every = [run.settings for own in runs.values() for run in own]
     common = make_table("how", "")
-    for field, name in VARIED.items():
+    for field, fact in reversed(find_facts(FineTuning, Varies).items()):
         values = dict.fromkeys(getattr(own, field) for own in every)
-        common.add_row(name, ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values))
+        common.add_row(
+            fact.label, ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+        )
     common.add_row("warm-up", f"{settings.warmup:.0%} of the steps, then {settings.decay}")
     common.add_row("length", f"{settings.length} pieces")
     common.add_row("precision", settings.precision.dtype)

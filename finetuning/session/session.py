@@ -123,9 +123,8 @@ class Session:
         if flags.evaluate:
             if flags.from_scratch:
                 raise UserError("--evaluate and --from-scratch: fresh weights have learned nothing; choose one")
-            for name in ("learning_rates", "batch_size", "epochs", "seeds"):
-                if getattr(flags, name):
-                    raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
+            if flags.learning_rates or flags.seeds:
+                raise UserError("--evaluate trains nothing: leave out --learning-rates and --seeds")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         self.base.require_fit(self.settings)

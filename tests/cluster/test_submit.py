@@ -17,11 +17,10 @@ from support import processes
 from support.commands import run_main, write_program
 from support.training import RECIPE
 
-from cluster.submit import FOR_PLANS, main, run_program
+from cluster.submit import main, run_program
 from data_prep import shard
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, list_splits, normalize_name
-from pretraining import train
 
 SBATCH = """\
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
@@ -238,10 +237,6 @@ def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: 
         assert shown in done.stderr
 
 
-def test_options_for_plans_alone_are_those_of_train() -> None:
-    assert FOR_PLANS == train.FOR_PLANS
-
-
 def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: Submit) -> None:
     (folder / "cluster" / "site.env").write_text("set -e\ncd /\nSBATCH_ACCOUNT=theirs\n")
     assert "SBATCH_ACCOUNT=theirs " in submit("--to", "prepare", "--dry-run").stdout
@@ -256,7 +251,7 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--tasks", "rte", "rte"], "--tasks rte rte: rte is named twice"),
         (["--from", "gather", "CLOZE_TASKS=rte rte"], "CLOZE_TASKS rte rte: rte is named twice"),
         (["--from", "finetune", "--run", "runs/none"], "--run runs/none: no such folder"),
-        (["--recipe", "demo", "--gpu=h100-80"], "--gpu=h100-80: only for train.py --check"),
+        (["--recipe", "demo", "--gpu=h100-80"], "--gpu: only with --check; leave it out"),
         (["--tasks", "squd"], "--tasks squd: there is cola"),
         (["--tasks", "swag"], "data/swag: not there; python finetuning/fetch.py swag"),
         (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),

@@ -141,7 +141,7 @@ def test_what_takes_too_much_is_computed_again_with_other_tasks_counted(start: K
     found, said = start.keep(items, model, limit=(size - 1) / 1e9)
     assert found is items
     assert said == [
-        f"activations of train take {size / 1e9:.3g} GB, more than --cache-gb {(size - 1) / 1e9:g} leaves: "
+        f"activations of train take {size / 1e9:.3g} GB, more than --features.cache_gb {(size - 1) / 1e9:g} leaves: "
         "they are computed again in every epoch"
     ]
     other = start.folder.parent / "other" / FOLDER / "train.arrow"
