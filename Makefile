@@ -81,8 +81,7 @@ lock: .venv/installed-dev
 	test -s build/requirements.lock && mv build/requirements.lock requirements.lock
 
 recipes-page: .venv/installed-dev
-	$(BIN)/python -m pretraining.config.reference
-	$(BIN)/python -m finetuning.reference
+	PYTHONPATH=.:tests $(BIN)/python -m support.recipe_pages
 
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py

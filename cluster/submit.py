@@ -40,7 +40,7 @@ OURS = ("CLOZE_", "SBATCH_")
 """Prefixes of the variables that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
 FOR_PLANS = ("ranks", "gpu", "gpus_per_node", "network", "gpu_memory", "pieces_per_second")
-"""Options that train.py reads with --check alone."""
+"""Options that train.py reads with --check alone: those of its `PlanOptions`, which no login node can load."""
 
 
 @dataclass(frozen=True)

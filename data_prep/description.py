@@ -15,7 +15,7 @@ from data_prep.readers.filters import add_up, describe_words
 from data_prep.readers.reader import Problems, replace_path
 from data_prep.readers.sources import SourceFile
 from data_prep.seals import UNUSED, name_language
-from data_prep.settings import BY_SOURCE, CUTTING, Settings, spell_flag
+from data_prep.settings import Fact, Settings, list_by, spell_flag
 from data_prep.shards import CorpusFigures, Ingredients, RecordedSettings, SourceRecord, VocabularyFigures
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, spell_value
@@ -39,8 +39,8 @@ def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ing
     alone = len(origins.folders) == 1 and not plan.sources  # the text of that folder then made the shards
     theirs = origins.read_settings()
     if plan.sources:
-        theirs = {name: theirs[name] for name in CUTTING if name in theirs}
-    for name in () if alone else BY_SOURCE:
+        theirs = {name: theirs[name] for name in list_by(Fact.CUTS) if name in theirs}
+    for name in () if alone else list_by(Fact.BY_SOURCE):
         said = plan.settings.as_json()[name] if plan.sources else None
         ours = said if isinstance(said, dict) else {"": said} if said is not None else {}
         named = {source: one for source, one in origins.read_by_source(name).items() if one != ours.get("")} | ours

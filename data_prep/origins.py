@@ -18,7 +18,7 @@ from data_prep.common.errors import DamageError, UserError, quote
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
 from data_prep.seals import require_seal
-from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, spell_flag
+from data_prep.settings import Errors, Fact, list_by, spell_flag
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -133,7 +133,7 @@ class Origins:
     def read_settings(self) -> dict[str, Any]:
         """Returns the settings that decided what the documents are: those of the first folder if they differ."""
         said = self.manifests[0].settings.as_json()
-        return {name: said[name] for name in TEXT_SETTINGS if name in said}
+        return {name: said[name] for name in list_by(Fact.CUTS, Fact.READS, Fact.KEPT) if name in said}
 
     def read_by_source(self, name: str) -> dict[str, Any]:
         """Returns the values of a setting by source, for the sources that it was given for."""
@@ -148,7 +148,8 @@ class Origins:
     def find_differences(self) -> Iterator[str]:
         """Describes the settings in which a folder differs from the first, whose settings the manifest records."""
         first = self.read_settings()
-        ours = {name: first[name] for name in READING if name in first and name not in BY_SOURCE}
+        names = [name for name in list_by(Fact.READS) if name in first and name not in list_by(Fact.BY_SOURCE)]
+        ours = {name: first[name] for name in names}
         for origin in self.folders[1:]:
             theirs = origin.manifest.settings.as_json()
             if names := [spell_flag(name) for name, value in ours.items() if theirs.get(name) != value]:

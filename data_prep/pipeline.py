@@ -36,7 +36,7 @@ from data_prep.readers.reader import Problems
 from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FILTERED_REPORT
-from data_prep.settings import Settings, join_values, spell_flag
+from data_prep.settings import Fact, Settings, join_values, list_by, spell_flag
 from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, Ingredients, Manifest, VocabularyFigures
 from data_prep.steps import COUNT, ENCODE, READ, Steps
 from data_prep.trial import rehearse
@@ -47,7 +47,6 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined, WorkFolder
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
-NAMED = ("format", "text_field")  # settings that are in the names of tasks
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
 NO_LOCKS = "this file system has no locks; see to it that no other run writes into the folder"
 
@@ -212,8 +211,8 @@ class Pipeline:
         if (self.folder / PLAN).exists() and self.work.list_steps():  # then nothing but the same is continued
             before = self.work.read_plan()
             theirs, ours = before.settings.as_json(), plan.settings.as_json()
-            read_anew = [spell_flag(name) for name in NAMED if theirs[name] != ours[name]]
-            taken = {name: ours[name] for name in NAMED}
+            taken = {name: ours[name] for name in list_by(Fact.RENAMES_TASKS)}
+            read_anew = [spell_flag(name) for name in taken if theirs[name] != ours[name]]
             if theirs["errors"] == "fail":  # what was read without a fault is the same under any policy
                 taken["errors"] = ours["errors"]
             before = before.model_copy(update={"settings": before.settings.model_copy(update=taken)})

@@ -9,14 +9,14 @@ from typing import Any
 from data_prep.common.errors import DamageError
 from data_prep.common.files import json_bytes, read_json
 from data_prep.common.languages import DEFAULT
+from data_prep.settings import Fact, Settings, list_by
 
 NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum", "kept", "kept_format", "origins")
 """Keys of a manifest that describe no content of the shards."""
 FILTERED_REPORT = "filtered.csv"  # some documents that filters left out; shards of kept documents have none
-NOT_GIVEN = "min_words max_words min_letters max_repeated_lines without_words only_language near_copies".split()
-UNUSED: dict[str, Any] = {"extend": 0, "formulas": "drop", "drop_copies": False, "max_share": {}, "weight": {}}
-UNUSED |= dict.fromkeys((*NOT_GIVEN, "tokenizer"))
-"""Settings that are in the fingerprint only where they are used."""
+USUAL = Settings().record_values()
+UNUSED: dict[str, Any] = {name: USUAL.get(name) for name in list_by(Fact.LATER)}
+"""Settings that are in the fingerprint only where they are used, with the values that leave them unused."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
 WITHOUT_FIELDS = ("mediawiki", "wikiextractor", "sentences", "text", "demo")
@@ -31,15 +31,10 @@ def seal(content: dict[str, Any]) -> None:
 
 def require_seal(path: Path) -> None:
     """Raises DamageError where a manifest was changed after it was written, even if it means the same."""
-    content, broken = read_json(path), ""
-    if content["fingerprint"] not in (make_fingerprint(content), make_fingerprint(content, field_as_given=True)):
-        broken = "its fingerprint does not fit what it says"
-    elif content.get("checksum") != hash_content(content):
-        broken = "its checksum does not fit what it says"
-    elif path.read_bytes() != json_bytes(content):
-        broken = "not as it was written, though it says the same"
-    if broken:
-        raise DamageError(f"{path}: {broken}: it was edited")
+    content = read_json(path)
+    fits = content["fingerprint"] in (make_fingerprint(content), make_fingerprint(content, field_as_given=True))
+    if not fits or content.get("checksum") != hash_content(content) or path.read_bytes() != json_bytes(content):
+        raise DamageError(f"{path}: its fingerprint, its checksum or its form does not fit what it says: it was edited")
 
 
 def hash_content(content: dict[str, Any]) -> str:

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import math
-import re
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from pydantic import BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
 
 from data_prep.common.errors import Checks
 from data_prep.common.languages import language_fault
-from data_prep.common.sections import Section, whole
+from data_prep.common.sections import Section, list_settings, whole
 
 SHORTEST, LONGEST = 8, 8192  # lengths of examples; ModernBERT has as many positions
-UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 TEXT_FIELD = "text"  # the field with the text, where nothing else is said
-REPEATED = ("docs", "origins", "format", "text_field", "language", "max_share", "weight")
-"""Flags that may be given several times; they replace the values of a file of settings."""
-IN_BETTER_FORM = ("docs", "origins", "vocab", "without_words")
-"""Settings that name files: the plan has the content of these files instead."""
-NOT_IN_THE_BYTES = ("config", "documents_only", "no_documents", "out", "workers", "check", *IN_BETTER_FORM)
-"""Settings that are not in the plan as they are given: most of them change nothing in the shards."""
-CUTTING = ("vocab", "vocab_size", "tokenizer", "cased", "extend")
-"""Settings that decide how text is cut into pieces."""
-BY_SOURCE = ("format", "text_field", "language")
-"""Settings that each source may have its own value of."""
-FILTERS = ("min_words", "max_words", "min_letters", "max_repeated_lines", "without_words", "only_language")
-"""Settings that leave documents out while they are read, in the order in which they are asked."""
-READING = (*BY_SOURCE, "formulas", *FILTERS)
-"""Settings that decide which text is read."""
-TEXT_SETTINGS = ("vocab_size", "tokenizer", "cased", "extend", *READING, "errors")
-"""Settings of documents in pieces, which shards made of them take over."""
 LEAST_NEAR = 0.5  # share that near copies have in common: below it, most pairs that are compared are none
 MOST_WEIGHT = 20  # times that a document is repeated at most
 
@@ -59,6 +42,19 @@ Whole = Annotated[int, BeforeValidator(whole)]
 File = Annotated[Path, Field(strict=False)]
 
 
+class Fact(Enum):
+    """What is true of a setting of shard.py; it stands in the annotation of the setting."""
+
+    NOT_IN_PLANS = "It changes nothing in the shards, or it names a file whose content is in the plan instead."
+    CUTS = "It decides how text is cut into pieces."
+    READS = "It decides which text is read."
+    BY_SOURCE = "Each source may have its own value."
+    FILTERS = "It leaves documents out while they are read; the filters are asked in the order of the settings."
+    KEPT = "Shards that are made of documents in pieces take it over from these."
+    RENAMES_TASKS = "It is part of the names of the tasks that read a file, so that another value reads the file anew."
+    LATER = "It came after the first shards, and is in a fingerprint only where it is not the default."
+
+
 class Settings(Section):
     """Turns text into training shards: split into sentences, cut into pieces, paired, masked, shuffled.
 
@@ -67,65 +63,65 @@ class Settings(Section):
 
     model_config = ConfigDict(allow_inf_nan=True)  # reported with all other faults by find_faults
 
-    docs: Several = ()
+    docs: Annotated[Several, Fact.NOT_IN_PLANS] = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""
-    origins: Annotated[Several, tyro.conf.arg(name="from")] = ()
+    origins: Annotated[Several, tyro.conf.arg(name="from"), Fact.NOT_IN_PLANS] = ()
     """Folders of shards whose documents are taken as they are, in pieces already: no text is read for them."""
-    documents_only: bool = False
+    documents_only: Annotated[bool, Fact.NOT_IN_PLANS] = False
     """Make no shards: keep the documents in pieces, for --from."""
-    no_documents: bool = False
+    no_documents: Annotated[bool, Fact.NOT_IN_PLANS] = False
     """Keep no documents beside the shards, where the disk has no room for them."""
-    out: File | None = None
+    out: Annotated[File | None, Fact.NOT_IN_PLANS] = None
     """Output folder (default: data/<names of the sources>)."""
-    config: File | None = None
+    config: Annotated[File | None, Fact.NOT_IN_PLANS] = None
     """TOML file with any of these settings; flags come before it."""
-    format: Several = ()
+    format: Annotated[Several, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
     """Format of the files, or of those of one source as NAME=FORMAT: the name of a file of data_prep/readers/formats
     (default: found out for each file)."""
-    text_field: Several = ()
+    text_field: Annotated[Several, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
     """Field or column with the text, in JSON lines, Parquet and CSV, or NAME=FIELD for one source (default: text)."""
-    language: Several = ()
+    language: Annotated[Several, Fact.READS, Fact.BY_SOURCE] = ()
     """Language of the text, for the ends of sentences: a code such as de or zh, or NAME=CODE for one source (default:
     they end as in English)."""
-    errors: Errors = "fail"
+    errors: Annotated[Errors, Fact.KEPT] = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
-    formulas: Formulas = "drop"
+    formulas: Annotated[Formulas, Fact.READS, Fact.LATER] = "drop"
     """What to do with a paragraph of wikitext that has formulas: leave it out, or put the word `formula` for each."""
-    min_words: Whole | None = None
+    min_words: Annotated[Whole | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents with fewer words, such as 50; a word is what white space parts."""
-    max_words: Whole | None = None
+    max_words: Annotated[Whole | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents with more words, such as 100000."""
-    min_letters: float | None = None
+    min_letters: Annotated[float | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents of whose words a smaller share has a letter in it, such as 0.8."""
-    max_repeated_lines: float | None = None
+    max_repeated_lines: Annotated[float | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents of whose lines a larger share repeats earlier ones of the same document, such as 0.3."""
-    without_words: File | None = None
+    without_words: Annotated[File | None, Fact.READS, Fact.FILTERS, Fact.LATER, Fact.NOT_IN_PLANS] = None
     """Leave out documents that have a word of this file: a word or a phrase a line, whatever its case."""
-    only_language: str | None = None
+    only_language: Annotated[str | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents that are in another language than that of this code, such as en; it takes a package with a
     model: pip install py3langid."""
-    drop_copies: bool = False
+    drop_copies: Annotated[bool, Fact.LATER] = False
     """Leave out documents whose text an earlier document has, and count them."""
-    near_copies: float | None = None
+    near_copies: Annotated[float | None, Fact.LATER] = None
     """Leave out documents of which an earlier document has almost all: at least this share of the groups of five words
     that are in either of the two, such as 0.8; count them, and list some."""
-    max_share: Several = ()
+    max_share: Annotated[Several, Fact.LATER] = ()
     """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
     random, and counted."""
-    weight: Several = ()
+    weight: Annotated[Several, Fact.LATER] = ()
     """How many times the documents of a source are to be there for training, as NAME=WEIGHT: 2 repeats each, 0.5 leaves
     out half of them, drawn at random."""
-    vocab: str | None = None
+    vocab: Annotated[str | None, Fact.CUTS, Fact.NOT_IN_PLANS] = None
     """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
     transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, Fact.CUTS, Fact.LATER] = None
     """Kind of a vocabulary that is trained: wordpiece, BERT's, bytelevel, RoBERTa's, or another file of
     data_prep/vocabulary/kinds (default: wordpiece)."""
-    extend: Whole = 0
+    extend: Annotated[Whole, Fact.CUTS, Fact.LATER] = 0
     """With --vocab: add so many words of the text to it, those that it cuts most."""
-    vocab_size: Whole = 30522
+    vocab_size: Annotated[Whole, Fact.CUTS] = 30522
     """Number of pieces of a vocabulary that is trained."""
-    cased: bool = False
+    cased: Annotated[bool, Fact.CUTS] = False
     """Keep case and accents."""
     lengths: Annotated[tuple[Whole, ...], Field(strict=False)] = (128, 512)
     """Lengths of the examples, one set of shards for each."""
@@ -148,9 +144,9 @@ class Settings(Section):
     """Share of the documents held out for validation; at least one of them, unless 0."""
     shard_size: str = "64MB"
     """Size of a shard, about."""
-    workers: Whole | None = None
+    workers: Annotated[Whole | None, Fact.NOT_IN_PLANS] = None
     """Processes (default: one for each core, as far as memory goes); under mpirun or srun the ranks count instead."""
-    check: bool = False
+    check: Annotated[bool, Fact.NOT_IN_PLANS] = False
     """Say what a run will take, by a sample of the text: time, disk, tasks and files; make nothing."""
     seed: Whole = 12345
     """Seed of everything random."""
@@ -158,7 +154,7 @@ class Settings(Section):
     @property
     def shard_bytes(self) -> int:
         """Parses the size of a shard in bytes; raises ValueError if it is no size."""
-        return parse_size(self.shard_size)
+        return TypeAdapter(ByteSize).validate_python(self.shard_size)
 
     @property
     def sources(self) -> list[str]:
@@ -206,7 +202,7 @@ class Settings(Section):
 
     def record_values(self) -> dict[str, Any]:
         """Lists what decides the output, for the manifest and for comparison with an earlier run."""
-        values = {name: value for name, value in self if name not in NOT_IN_THE_BYTES}
+        values = {name: value for name, value in self if name not in list_by(Fact.NOT_IN_PLANS)}
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
         values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
@@ -217,6 +213,11 @@ class Settings(Section):
         for name, named in by_name.items():
             values[name] = named if named.keys() - {""} else named.get("")
         return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def list_by(*facts: Fact) -> list[str]:
+    """Lists the settings of which any of these facts is true."""
+    return list_settings(Settings, *facts)
 
 
 def count_held_out(num_documents: int, share: float) -> int:
@@ -240,14 +241,6 @@ def map_by_source(values: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in (given.rpartition("=") for given in values)}
 
 
-def parse_size(text: str) -> int:
-    """Turns a size such as `64MB` into bytes; raises ValueError for anything else."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not match or match[2].upper() not in UNITS:
-        raise ValueError(text)
-    return int(float(match[1]) * UNITS[match[2].upper()])
-
-
 def spell_flag(name: str) -> str:
     """Spells a setting as its flag."""
     return "--from" if name == "origins" else f"--{name.replace('_', '-')}"
@@ -263,10 +256,10 @@ def _check_text(s: Settings) -> Checks:
     """Checks what is read, and as what."""
     nothing = "nothing to read: give --docs a file, a folder or a glob (or try --docs demo)"
     yield s.sources or join_values(s.origins), nothing
-    named = {"--format": s.format, "--text-field": s.text_field, "--language": s.language}
-    for flag, values in ((flag, join_values(said)) for flag, said in named.items()):
+    for name in list_by(Fact.BY_SOURCE):
+        values = join_values(getattr(s, name))
         once = len(map_by_source(values)) == len(values)
-        yield once, f"{flag} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
+        yield once, f"{spell_flag(name)} {' '.join(values)}: once for each source (as NAME=VALUE), once for all others"
     for said in join_values(s.language):
         fault = language_fault(said.rpartition("=")[2])
         yield not fault, f"--language {said}: {fault}"

@@ -27,7 +27,6 @@ if __name__ == "__main__":
 from data_prep.command_line import parse_settings
 from data_prep.common.capacity import room_for_workers
 from data_prep.common.codes import Code
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_rank
 from data_prep.common.progress import duration
 from data_prep.common.ranks import attempt_together
@@ -50,7 +49,8 @@ def main(arguments: list[str]) -> int:
 def prepare(arguments: list[str]) -> None:
     """Turns the text that the arguments name into shards, or with --check forecasts that."""
     console = open_console()
-    settings, folder = attempt_together(lambda: choose_folder(parse_settings(arguments)))
+    settings = attempt_together(lambda: parse_settings(arguments))
+    folder = settings.out or attempt_together(lambda: name_default_folder(settings))
     if settings.check:
         if mpi_rank() == 0:
             Pipeline(folder, settings, Workers(), console).print_forecast()
@@ -64,15 +64,6 @@ def prepare(arguments: list[str]) -> None:
             console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
             for warning in find_warnings(manifest):
                 console.print(f"warning: {warning}", markup=False, soft_wrap=True, style="yellow")
-
-
-def choose_folder(settings: Settings) -> tuple[Settings, Path]:
-    """Gives settings back with the output folder that they name, or that is named after their sources."""
-    folder = settings.out or name_default_folder(settings)
-    name = str(folder)
-    if name != name.encode(errors="replace").decode():
-        raise UserError(f"the folder {name!r} is not named in UTF-8; give another one: --out")
-    return settings, folder
 
 
 def name_default_folder(settings: Settings) -> Path:

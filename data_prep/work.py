@@ -34,11 +34,10 @@ from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, writable, write_json
+from data_prep.settings import Fact, Settings, list_by
 from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
-IN_PLANS = {"lengths", "duplicates", "cased", "errors", "format", "text_field"}
-"""Settings that every plan has."""
 
 
 class Record(JsonObject):
@@ -254,7 +253,8 @@ class WorkFolder:
         if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
             raise UserError(f"{path}: damaged, or of another version: remove the folder, or take another --out")
         found = Ingredients.from_content(plan, path)
-        if missing := IN_PLANS - found.settings.model_fields_set:
+        always = Settings.model_fields.keys() - {*list_by(Fact.NOT_IN_PLANS, Fact.LATER)}
+        if missing := always - found.settings.model_fields_set:
             raise DamageError(f"{path}: settings lacks {', '.join(sorted(missing))}: it was edited or is damaged")
         return found
 

@@ -6,18 +6,26 @@ Sections on precision, parallelism, logging and checkpoints are those of pre-tra
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from data_prep.common.reading import Form, parse_overrides, read_settings
-from data_prep.common.sections import Count, Fraction, Positive, Section
+from data_prep.common.reading import Form, read_settings
+from data_prep.common.sections import Count, Fraction, InsteadOf, May, Positive, Section
 from pretraining.config.conflicts import find_computing_faults
 from pretraining.config.schedule import Schedule
 from pretraining.config.settings import Checkpoints, Computing, Logging, PositiveOrAuto
 
 Rate = Annotated[float, Field(gt=0)]
+
+
+@dataclass(frozen=True)
+class Varies:
+    """Fact about a setting: the runs of a task differ in it."""
+
+    label: str
 
 
 class DropoutShares(Section):
@@ -86,7 +94,7 @@ class Features(Section):
     """Width of the BiLSTM, half of it for each direction."""
     depth: Positive = 2
     """Layers of the BiLSTM."""
-    cache_gb: Annotated[float, Field(ge=0)] = 4.0
+    cache_gb: Annotated[float, Field(ge=0), May.CHANGE_BETWEEN_STARTS] = 4.0
     """Keep the activations of all items in memory where they take no more than this, 10⁹ bytes; otherwise they are
     computed again in every epoch."""
 
@@ -110,15 +118,15 @@ class GlueSettings(Section):
 class FineTuning(Computing):
     """The settings of fine-tuning a model for a task."""
 
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**63), Varies("seeds")] = 1
     """Seed of the new head, the order of the data and dropout; restarts count up from it."""
-    epochs: Rate = 3.0
+    epochs: Annotated[Rate, InsteadOf(("search.epochs",)), Varies("epochs")] = 3.0
     """Passes over the training items."""
-    batch: Positive = 32
+    batch: Annotated[Positive, InsteadOf(("search.batches",)), Varies("batch")] = 32
     """Items per step, over all ranks."""
-    micro_batch: Positive | None = None
+    micro_batch: Annotated[Positive | None, May.CHANGE_BETWEEN_STARTS] = None
     """Items that a rank computes at a time (default: its whole share)."""
-    learning_rate: Rate = 3e-5
+    learning_rate: Annotated[Rate, InsteadOf(("search.learning_rates",)), Varies("learning rates")] = 3e-5
     """Highest learning rate."""
     warmup: Fraction = 0.1
     """Share of the steps in which the learning rate grows to its maximum."""
@@ -135,7 +143,7 @@ class FineTuning(Computing):
     """Stop after this number of evaluations without a better score, and keep the best weights; 0: train to the end."""
     dropout: DropoutShares = DropoutShares()
     """Dropout."""
-    search: Search = Search()
+    search: Annotated[Search, May.CHANGE_BETWEEN_STARTS] = Search()
     """The runs of a task."""
     glue: GlueSettings = GlueSettings()
     """The tasks of GLUE."""
@@ -147,9 +155,9 @@ class FineTuning(Computing):
     """Frozen activations instead of fine-tuning."""
     bilstm: BiLstm = BiLstm()
     """A BiLSTM on top of the encoder."""
-    logging: Logging = Logging()
+    logging: Annotated[Logging, May.CHANGE_BETWEEN_STARTS] = Logging()
     """Logging."""
-    checkpoints: Checkpoints = Checkpoints(keep=1)
+    checkpoints: Annotated[Checkpoints, May.CHANGE_BETWEEN_STARTS] = Checkpoints(keep=1)
     """Saving of the state, so that a stopped run can continue."""
 
     def schedule(self, steps: int) -> Schedule:
@@ -168,21 +176,7 @@ def load_settings(
 
     All faults of both are reported at once. A given `device` is checked against the recipe.
     """
-    given = [*overrides, *_empty_searches(overrides)]
-    return read_settings(FORM, Path(recipe), given, find_faults=lambda settings: find_faults(settings, device))
-
-
-SEARCHED = {"learning_rate": "learning_rates", "batch": "batches", "epochs": "epochs"}
-"""Settings that may be searched, and their keys in [search]."""
-VARIED = {"learning_rate": "learning rates", "batch": "batch", "epochs": "epochs", "seed": "seeds"}
-"""Settings in which the runs of a task differ, and their labels."""
-
-
-def _empty_searches(overrides: Sequence[str]) -> list[str]:
-    """Returns overrides that empty the recipe's searched values of a setting that is given as a single value."""
-    given = {override.key for override in parse_overrides(overrides)[0]}
-    alone = [name for name in SEARCHED if (name,) in given and ("search", SEARCHED[name]) not in given]
-    return [f"--search.{SEARCHED[name]}=[]" for name in alone]
+    return read_settings(FORM, Path(recipe), overrides, find_faults=lambda settings: find_faults(settings, device))
 
 
 def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = None) -> list[str]:

@@ -23,7 +23,7 @@ import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 from data_prep.common.supervision import exit_now, outlive_mpirun
 from data_prep.common.terminal import open_console, say_at_once
@@ -59,8 +59,28 @@ from pretraining.training.preview import plan_run
 from pretraining.training.request import Branch, Request
 from pretraining.training.run import run_training
 
-FOR_PLANS = ("ranks", "gpu", "gpus_per_node", "network", "gpu_memory", "pieces_per_second")
-"""The options that --check alone reads."""
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """Options that --check alone reads."""
+
+    ranks: int | None = None
+    """With --check: the ranks to plan for (default: those it is started with)."""
+    gpu: str | None = None
+    """With --check: plan memory and hours for these GPUs: v100-32, a100-80, h100-80, h200, …"""
+    gpus_per_node: int | None = None
+    """With --check --gpu: how many a node has (default: 8)."""
+    network: str | None = None
+    """With --check --gpu: what joins nodes, and its ports: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
+    gpu_memory: float | None = None
+    """With --check: plan for GPUs of so many GB (default: for what --gpu or this machine has)."""
+    pieces_per_second: float | None = None
+    """With --check: the throughput of all ranks, for the hours (default: from --gpu, or the matrix throughput here)."""
+
+    def list_given(self) -> list[str]:
+        """Lists a fault for each option that is given, though nothing is planned."""
+        given = [name.replace("_", "-") for name, value in vars(self).items() if value is not None]
+        return [f"--{name}: only with --check; leave it out" for name in given]
 
 
 @dataclass(frozen=True)
@@ -88,18 +108,8 @@ class Train:
     """Write a trace of this many steps, and a table of what took the time, into the run folder."""
     check: bool = False
     """Print what the run will be, and stop."""
-    ranks: int | None = None
-    """With --check: the ranks to plan for (default: those it is started with)."""
-    gpu: str | None = None
-    """With --check: plan memory and hours for these GPUs: v100-32, a100-80, h100-80, h200, …"""
-    gpus_per_node: int | None = None
-    """With --check --gpu: how many a node has (default: 8)."""
-    network: str | None = None
-    """With --check --gpu: what joins nodes, and its ports: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
-    gpu_memory: float | None = None
-    """With --check: plan for GPUs of so many GB (default: for what --gpu or this machine has)."""
-    pieces_per_second: float | None = None
-    """With --check: the throughput of all ranks, for the hours (default: from --gpu, or the matrix throughput here)."""
+    plan: Annotated[PlanOptions, tyro.conf.arg(name="")] = PlanOptions()
+    """What --check plans for."""
 
 
 def main(arguments: list[str]) -> int:
@@ -114,8 +124,7 @@ def main(arguments: list[str]) -> int:
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            tasks = missing_tasks(os.environ, world)
-            if tasks:
+            if tasks := missing_tasks(os.environ, world):
                 said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
                 open_console(stderr=True, soft_wrap=True).print(said)
             record_early(wanted.out, ending)
@@ -137,29 +146,30 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     """Prints the plan of the run, on rank 0."""
     if world.rank > 0:
         return
-    ranks = world.size if wanted.ranks is None else wanted.ranks
+    options = wanted.plan
+    ranks = world.size if options.ranks is None else options.ranks
     recipe, manifest = read_plan(wanted, overrides, ranks)
     _, notes = read_sample(recipe, manifest, wanted.data)
-    if wanted.gpu is not None:
-        nodes, each = split_ranks(ranks, wanted.gpus_per_node)
-        target = make_target(recipe, manifest, wanted.gpu, nodes, each, wanted.network, wanted.gpu_memory)
-        plan = build_plan(replace(target, pieces_per_second=wanted.pieces_per_second))
-    elif wanted.network or wanted.gpus_per_node:
+    if options.gpu is not None:
+        nodes, each = split_ranks(ranks, options.gpus_per_node)
+        target = make_target(recipe, manifest, options.gpu, nodes, each, options.network, options.gpu_memory)
+        plan = build_plan(replace(target, pieces_per_second=options.pieces_per_second))
+    elif options.network or options.gpus_per_node:
         raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
-        options = (wanted.pieces_per_second, wanted.gpu_memory, ranks == world.size)
-        plan = plan_run(recipe, manifest, readers, *options)
+        known = (options.pieces_per_second, options.gpu_memory, ranks == world.size)
+        plan = plan_run(recipe, manifest, readers, *known)
     console.print(render_plan(plan))
     console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-    if wanted.gpu is not None:
+    if options.gpu is not None:
         check_fit(plan.target)
 
 
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
     """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
     *_, (recipe, manifest, _) = check_all(
-        lambda: check_options(**{name: getattr(wanted, name) for name in FOR_PLANS}),
+        lambda: check_options(**vars(wanted.plan)),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
@@ -171,13 +181,11 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    for_plans = [name.replace("_", "-") for name in FOR_PLANS if getattr(wanted, name) is not None]
-    faults += [f"--{name}: only with --check; leave it out" for name in for_plans]
+    faults += wanted.plan.list_given()
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
-        place = "is" if out.resolve() == wanted.data.resolve() else "lies within"
-        faults.append(f"--out {out}: {place} --data {wanted.data}, which a run must not change; name another --out")
+        faults.append(f"--out {out}: lies in --data {wanted.data}, which a run must not change; name another --out")
     if out is not None and (out / RECORD).exists():
         faults.append(f"--out {out}: is a checkpoint; name its run, or a new folder with --branch {quote(out)}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
@@ -186,9 +194,8 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     if branch is not None and out is not None and out.resolve() == branch.run.resolve():
         faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
     limit = parse_time_limit(wanted.time_limit)
-    found = find_kind()
     try:
-        recipe, manifest, origin = read_all(wanted, overrides, world.size, found)
+        recipe, manifest, origin = read_all(wanted, overrides, world.size, find_kind())
     except SharedError:
         raise  # another rank's
     except UserError as error:
@@ -199,9 +206,9 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
     pairs, notes = read_sample(recipe, manifest, wanted.data)
-    options = (wanted.resume, wanted.stop_after, limit, wanted.profile)
+    how = (wanted.resume, wanted.stop_after, limit, wanted.profile, pairs, notes)
     command = ("python", os.path.relpath(__file__), *words)
-    return Request(recipe, wanted.data, manifest, out, origin, *options, pairs, notes, command, branch)
+    return Request(recipe, wanted.data, manifest, out, origin, *how, command, branch)
 
 
 def read_all(

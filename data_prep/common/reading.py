@@ -2,31 +2,62 @@
 
     --optimizer.clip 0.5 --phases.0.steps=100 --compute.compile --objective.last_rate=
 
-An empty value leaves out what the file says, so that the default counts.
-A `Form` says which settings a file has and where those of the house lie. What is wrong with a file and with the command
-line is told at once, each fault with its place.
+An empty value leaves out what the file says, so that the default counts. What is wrong with a file and with the command
+line is told at once, each fault with its place and with the name that was probably meant. tyro reads the flags of
+commands, but not these: it stops at the first fault, never says that `--optimizer.lr` is called
+`phases.0.learning_rate`, and has no place for the names of DeepSpeed's own.
 """
 
 from __future__ import annotations
 
 import difflib
+import operator
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from data_prep.common.sections import Section
+from data_prep.common.sections import InsteadOf, Section, ShortFlag, find_facts
 from data_prep.common.toml_text import Key, dotted, read_toml, show_value
-from data_prep.common.wording import explain
 
 Settings = TypeVar("Settings", bound=Section)
 FOREIGN = "deepspeed"
 """The table with DeepSpeed's own names, which stay as they are given."""
+NEEDED = {
+    "missing": "is missing",
+    "string_type": 'a text is needed, in quotes: "…"',
+    "tuple_type": "a list is needed",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a table is needed"),
+}
+"""Words for pydantic's errors whose own words are about Python."""
+USUAL_NAMES = {
+    usual: ours
+    for ours, names in {
+        "learning_rate": "rate lr max_lr",
+        "length": "sequence_length",
+        "batch": "global_batch batch_size global_batch_size train_batch_size",
+        "micro_batch": "per_device_train_batch_size",
+        "steps": "num_train_steps",
+        "epochs": "num_train_epochs",
+        "decay": "scheduler schedule lr_schedule lr_scheduler_type",
+        "warmup": "warmup_proportion warmup_ratio",
+        "clip": "max_grad_norm gradient_clipping",
+        "epsilon": "eps",
+        "zero": "stage zero_stage",
+        "dtype": "bf16 fp16",
+        "layers": "num_hidden_layers",
+        "heads": "num_attention_heads",
+        "every": "save_steps eval_steps logging_steps",
+    }.items()
+    for usual in names.split()
+}
+"""What other trainers call our settings, where the letters alone do not lead to ours."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +70,6 @@ class Form(Generic[Settings]):
     """Where the recipes lie that come with the package, which are known by their bare names."""
     flag: str = "--recipe"
     """What the command line calls the file."""
-    rivals: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Settings that a value of the command line takes the place of, by the name of the value."""
-    stand_ins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """For each list of tables, values for what one of them lacks, so that the rest can be checked all the same."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """What the command line calls a setting that has a short flag: messages name that one."""
-
-
-class Override(NamedTuple):
-    """A value of the command line."""
-
-    key: Key
-    value: Any
-    bare: bool
-    """Whether just the name was given, as one writes a switch."""
 
 
 def read_settings(
@@ -66,27 +82,27 @@ def read_settings(
 ) -> Settings:
     """Reads a recipe from its file and `--section.key value` flags; every fault of both is reported at once.
 
-    `find_faults` lists what does not go together; `add` puts what the recipe leaves to others into what was read, and
-    returns what is wrong with it.
+    `find_faults` lists what does not go together in values that are right by themselves; `add` puts what the recipe
+    leaves to others into what was read, and returns what is wrong with it.
     """
     raw = read_file(form, path)
     given, faults = parse_overrides(overrides)
-    for override in given:
-        if fault := put(raw, override, form.rivals):
-            faults.append(fault)
-    faults += find_rivals(given, form.rivals)
-    differing = add(raw)
-    settings, unreadable = _validate(form, raw, [override.key for override in given if override.bare])
-    found = [(key, f"{dotted(key)}{fault}") for key, fault in (unreadable | differing).items()]
-    if settings is not None:
-        conflicts = (fault for fault in find_faults(settings) if not any(_mentions(fault, key) for key in unreadable))
-        found += [(parse_key(re.split(r"[:\s]", fault, maxsplit=1)[0]), fault) for fault in conflicts]
-    flags = [override.key for override in given]
+    faults += put_overrides(form, raw, given)
+    wrong, settings = add(raw), None
+    try:
+        settings = form.settings.model_validate(raw)
+    except ValidationError as invalid:
+        for error in invalid.errors():
+            wrong.setdefault(error["loc"], explain(error, form.settings))  # the first fault of a value is told
+    found = [(key, f"{dotted(key)}{fault}") for key, fault in wrong.items()]
+    if settings is not None and not wrong:
+        found = [(parse_key(re.split(r"[:\s]", fault, maxsplit=1)[0]), fault) for fault in find_faults(settings)]
+    short = find_facts(form.settings, ShortFlag)
     for key, fault in found:
-        from_flag = any(key[: len(flag)] == flag or flag[: len(key)] == key for flag in flags if key)
-        name = dotted(key)
-        short = form.flags.get(name, name) + fault.removeprefix(name)
-        faults.append(f"--{short}" if from_flag else f"{path}: {fault}")
+        from_flag = any(key[: len(flag)] == flag or flag[: len(key)] == key for flag in given if key)
+        if from_flag and (fact := short.get(dotted(key))):
+            fault = fact.flag + fault.removeprefix(dotted(key))
+        faults.append(f"--{fault}" if from_flag else f"{path}: {fault}")
     if faults or settings is None:
         raise UserError("\n".join(faults))
     return settings
@@ -99,9 +115,7 @@ def find_recipe(path: Path, folder: Path | None) -> Path:
     ours = {own.stem: own for own in sorted(folder.glob("*.toml"))}
     if path.stem in ours:
         return ours[path.stem]
-    near = difflib.get_close_matches(path.stem, ours, 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise UserError(f"--recipe {path}: no such file, and no recipe of this name{hint}\nthere is {', '.join(ours)}")
+    raise UserError(f"--recipe {path}: no such file, and no recipe of this name\nthere is {', '.join(ours)}")
 
 
 def read_file(form: Form[Any], path: Path) -> dict[str, Any]:
@@ -110,9 +124,7 @@ def read_file(form: Form[Any], path: Path) -> dict[str, Any]:
     try:
         return read_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        near = difflib.get_close_matches(path.stem, [other.stem for other in path.parent.glob("*.toml")], 1)
-        hint = f"; did you mean {path.parent / near[0]}.toml?" if near else ""
-        raise UserError(f"{form.flag} {path}: no such file{hint}") from None
+        raise UserError(f"{form.flag} {path}: no such file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{form.flag} {path}: cannot be read: {error}") from error
 
@@ -125,11 +137,9 @@ def peek(form: Form[Any], path: Path | None, overrides: Sequence[str], *key: str
     """
     with suppress(UserError, KeyError, TypeError):
         raw: Any = {} if path is None else read_file(form, path)
-        for override in parse_overrides(overrides)[0]:
-            put(raw, override, form.rivals)
-        for part in key:
-            raw = raw[part]
-        return raw if isinstance(raw, str) else None
+        put_overrides(form, raw, parse_overrides(overrides)[0])
+        value = reduce(operator.getitem, key, raw)
+        return value if isinstance(value, str) else None
     return None
 
 
@@ -139,23 +149,21 @@ def peek_device(form: Form[Any], path: Path | None, overrides: Sequence[str]) ->
     return "cpu" if device == "cpu" else "cuda" if device == "cuda" else "auto"
 
 
-def parse_overrides(arguments: Sequence[str]) -> tuple[list[Override], list[str]]:
+def parse_overrides(arguments: Sequence[str]) -> tuple[dict[Key, Any], list[str]]:
     """Reads `--section.key value`, `--section.key=value`, or `--section.key` alone for true.
 
-    Returns the values, and a fault for everything else.
+    Returns the values by their keys, and a fault for everything else.
     """
-    overrides, faults = [], []
-    rest = list(arguments)
+    overrides: dict[Key, Any] = {}
+    faults, rest = [], list(arguments)
     while rest:
         argument = rest.pop(0)
         if not re.fullmatch(r"--[A-Za-z_][^=\s]*(=.*)?", argument, re.DOTALL):
-            place = "; name files ahead of such values" * Path(argument).is_file()
-            faults.append(f"{argument}: not understood; a value of the recipe is given as --section.key value{place}")
+            faults.append(f"{argument}: not understood; a value of the recipe is given as --section.key value")
             continue
         name, equals, text = argument[2:].partition("=")
         bare = not equals and (not rest or rest[0].startswith("--"))
-        value = True if bare else parse_value(text if equals else rest.pop(0))
-        overrides.append(Override(parse_key(name), value, bare))
+        overrides[parse_key(name)] = True if bare else parse_value(text if equals else rest.pop(0))
     return overrides, faults
 
 
@@ -178,85 +186,95 @@ def parse_value(text: str) -> Any:
     return float(text) if re.fullmatch(r"[-+]?(\d+\.|\.\d+)([eE][-+]?\d+)?", text) else text  # .5 is no TOML
 
 
-def put(raw: dict[str, Any], override: Override, rivals: Mapping[str, tuple[str, ...]]) -> str | None:
-    """Puts a value of the command line in its place; returns what is wrong with the place."""
-    table: Any = raw
-    for depth, part in enumerate(override.key[:-1]):
-        if isinstance(table, dict):
-            table = table.setdefault(str(part), {})
-        elif isinstance(table, list) and isinstance(part, int) and part < len(table):
-            table = table[part]
+def put_overrides(form: Form[Any], raw: dict[str, Any], given: Mapping[Key, Any]) -> list[str]:
+    """Puts values of the command line in their places, and removes what they are instead of.
+
+    Returns faults of values that have no place.
+    """
+    inner = tables(form.settings)
+    for key in given:
+        table = form.settings if len(key) == 1 else inner.get(str(key[0]))
+        fact = find_facts(table, InsteadOf).get(str(key[-1])) if table else None
+        for other in ((*key[:-1], *name.split(".")) for name in (fact.names if fact else ())):
+            if other not in given:
+                with suppress(KeyError, IndexError, TypeError):
+                    del reduce(operator.getitem, other[:-1], raw)[other[-1]]  # type: ignore[arg-type]
+    return [fault for key, value in given.items() if (fault := _put(raw, key, value))]
+
+
+def _put(raw: dict[str, Any], key: Key, value: Any) -> str | None:
+    """Puts a value in its place; returns what is wrong with the place."""
+    place: Any = raw
+    for depth, part in enumerate(key):
+        is_last, above = depth == len(key) - 1, dotted(key[:depth])
+        if not isinstance(place, dict | list):
+            return f"--{dotted(key)}: {above} is {show_value(place)}, not a table"
+        if isinstance(place, list) and not (isinstance(part, int) and part < len(place)):
+            there = f"0 to {len(place) - 1}" if place else "none"
+            return f"--{dotted(key)}: no number {part} in {above}; there is {there}"
+        name: Any = part if isinstance(place, list) else str(part)
+        if is_last and value == "" and name in place:
+            del place[name]
+        elif is_last:
+            place[name] = value
         else:
-            return _no_place(table, override.key, depth)
-    last = override.key[-1]
-    if isinstance(table, dict):
-        for rival in rivals.get(str(last), ()) if override.key[0] != FOREIGN else ():
-            table.pop(rival, None)
-        if override.value == "" and last in table:
-            del table[last]
-        else:
-            table[str(last)] = override.value
-    elif isinstance(table, list) and isinstance(last, int) and last < len(table):
-        table[last] = override.value
-    else:
-        return _no_place(table, override.key, len(override.key) - 1)
+            place = place[name] if isinstance(place, list) else place.setdefault(name, {})
     return None
 
 
-def find_rivals(given: Sequence[Override], rivals: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Finds flags that another flag, which excludes them, follows on the command line."""
-    keys = [override.key for override in given if override.value != "" and override.key[0] != FOREIGN]
-    for number, key in enumerate(keys):
-        for rival in rivals.get(str(key[-1]), ()):
-            if (other := (*key[:-1], rival)) in keys[:number]:
-                yield f"--{dotted(other)}: --{dotted(key)} is given too; keep one of them"
+def explain(error: Mapping[str, Any], settings: type[Section]) -> str:
+    """Words an error of pydantic as the text that follows the key in a message."""
+    kind, key = error["type"], error["loc"]
+    if kind == "extra_forbidden":
+        return f": unknown{_suggest(key, settings)}"
+    needed = NEEDED.get(kind, re.sub(r"^(Input|Tuple) ", "", error["msg"]))
+    if kind == "missing":
+        return f": {needed}"
+    table = tables(settings).get(str(key[-1]))  # None for one in a list of tables, which has a number
+    if kind == "model_type" and table is not None and "name" in table.model_fields:
+        needed += f"; did you mean {dotted((*key, 'name'))}?"
+    return f" = {show_value(error['input'])}: {needed}"
 
 
-def _no_place(table: Any, key: Key, depth: int) -> str:
-    above = dotted(key[:depth])
-    if isinstance(table, list):
-        there = f"0 to {len(table) - 1}" if table else "none"
-        return f"--{dotted(key)}: no number {key[depth]} in {above}; there is {there}"
-    return f"--{dotted(key)}: {above} is {show_value(table)}, not a table"
+def tables(settings: type[Section]) -> dict[str, type[Section]]:
+    """The tables of settings, and what the lists of tables in them have, by their names."""
+    found = {}
+    for name, field in settings.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)[:1]):
+            if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Section):
+                found[name] = kind
+    return found
 
 
-def _mentions(fault: str, key: Key) -> bool:
-    return re.search(rf"(?<![\w.]){re.escape(dotted(key))}(?![\w])", fault) is not None
+def is_list(settings: type[Section], name: str) -> bool:
+    """Whether a table stands in settings as often as one likes: [[phases]]."""
+    return get_origin(settings.model_fields[name].annotation) is tuple
 
 
-def _validate(
-    form: Form[Settings], raw: dict[str, Any], bare: Collection[Key]
-) -> tuple[Settings | None, dict[Key, str]]:
-    """Reads the settings as far as they can be read, and says what is wrong with those that were left out for it."""
-    faults: dict[Key, str] = {}
-    while True:
-        try:
-            return form.settings.model_validate(raw), faults
-        except ValidationError as invalid:
-            new = [error for error in invalid.errors() if error["loc"] not in faults]
-        if not new:  # nothing more can be left out
-            return None, faults
-        for error in new:
-            key = error["loc"]
-            if key not in faults:  # the first fault of a value is told
-                faults[key] = explain(error, key in bare, form.settings)
-                _leave_out(raw, key, form.stand_ins)
+def known_keys(settings: type[Section]) -> Iterator[Key]:
+    """All keys of the settings; in a list of tables those of number 0."""
+    inner = tables(settings)
+    for name in settings.model_fields:
+        yield (name,)
+        if name in inner:
+            above: Key = (name, 0) if is_list(settings, name) else (name,)
+            yield from ((*above, key) for key in inner[name].model_fields)
 
 
-def _leave_out(raw: Any, key: tuple[Any, ...], stand_ins: Mapping[str, Mapping[str, Any]]) -> None:
-    """Removes a value, or puts a stand-in where one must be; a list goes as a whole, except for one of tables."""
-    stand_in = stand_ins.get(key[0], {})
-    for depth, part in enumerate(key[:-1]):
-        if isinstance(raw, dict) and part not in raw:
-            return  # it has gone with another fault of its list
-        if isinstance(raw[part], list) and (depth or not stand_in):
-            del raw[part]
-            return
-        raw = raw[part]
-    last = key[-1]
-    if isinstance(raw, list):
-        raw[last] = dict(stand_in)
-    elif last in stand_in:
-        raw[last] = stand_in[str(last)]
-    else:
-        raw.pop(last, None)
+def _suggest(key: Key, settings: type[Section]) -> str:
+    """The known name that was probably meant, with its full path; otherwise the names there are."""
+    name, above, every = str(key[-1]), key[:-1], list(known_keys(settings))
+    plain = tuple(0 if isinstance(part, int) else part for part in above)
+    beside = [known for known in every if known[:-1] == plain]
+    elsewhere = [known for known in every if known[:-1] != plain]
+    joined = {"_".join(map(str, known)): known for known in every if len(known) > 1}
+    if not above and (near := difflib.get_close_matches(name, joined, 1, 0.85)):
+        return f"; did you mean {dotted(joined[near[0]])}?"  # --model-size
+    for wanted, cutoff in ((USUAL_NAMES.get(name, name), 0.7), (name, 0.6)):
+        for among in (beside, elsewhere):
+            names = [str(known[-1]) for known in among]
+            if near := difflib.get_close_matches(wanted, names, 1, cutoff):
+                found = among[names.index(near[0])]
+                full = (*above, found[-1]) if among is beside else found
+                return f"; did you mean {dotted(full)}?"
+    return f"; there is {', '.join(str(known[-1]) for known in beside)}"

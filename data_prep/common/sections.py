@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -44,6 +46,43 @@ class Section(BaseModel):
         return toml_text(self.as_dict())
 
 
+@dataclass(frozen=True)
+class InsteadOf:
+    """Fact about a setting: given on the command line, it removes these settings from what the file says. Their names
+    are dotted, from the table of the setting on."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShortFlag:
+    """Fact about a setting: the command has a shorter flag for it, which messages name."""
+
+    flag: str
+
+
+class May(Enum):
+    """Facts about settings that need not be as they were before."""
+
+    CHANGE_BETWEEN_STARTS = "It changes how a run is done, not what is trained."
+    DIFFER_FROM_BASE = "A model may have another value than the one that it begins with."
+
+
+Kind = TypeVar("Kind")
+
+
+def find_facts(settings: type[BaseModel], kind: type[Kind]) -> dict[str, Kind]:
+    """Maps the settings whose annotations have a fact of this kind to it, in the order of the settings."""
+    return {
+        name: fact for name, field in settings.model_fields.items() for fact in field.metadata if isinstance(fact, kind)
+    }
+
+
+def list_settings(settings: type[BaseModel], *facts: Enum) -> list[str]:
+    """Lists the settings whose annotations have any of these facts, in their order."""
+    return [name for name, field in settings.model_fields.items() if any(fact in field.metadata for fact in facts)]
+
+
 class NamedSection(Section):
     """A table whose `name` says which of several kinds it is about, and so which of its other settings count."""
 
@@ -61,15 +100,14 @@ def declared_in(file: str, package: str, attribute: str) -> dict[str, Any]:
     found = (path.stem for path in Path(file).parent.glob("*.py"))
     names = sorted(name for name in found if name.isidentifier() and name not in ("__init__", Path(file).stem))
     modules = {name: importlib.import_module(f"{package}.{name}") for name in names}
-    declared = {name: getattr(module, attribute) for name, module in modules.items() if hasattr(module, attribute)}
-    first: dict[int, str] = {}
-    for name, kind in declared.items():
-        other = first.setdefault(id(kind), name)
-        if other != name:
-            raise UserError(
-                f"{modules[name].__file__}: {other}.py has the same {attribute}; make another in one of them"
-            )
-    return declared
+    return {name: getattr(module, attribute) for name, module in modules.items() if hasattr(module, attribute)}
+
+
+def find_declared(kinds: Mapping[str, Kind], name: str, key: str, folder: str) -> Kind:
+    """Finds what the module of this name in a folder declares, which a recipe or a checkpoint names by its `key`."""
+    if name not in kinds:
+        raise UserError(f'{key} = "{name}": there is {", ".join(kinds)}; put back {folder}/{name}.py, which it was')
+    return kinds[name]
 
 
 def own_settings(kind: type[Section], common: type[Section]) -> list[str]:

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from data_prep.seals import FILTERED_REPORT
-from data_prep.settings import FILTERS, LARGEST_SHARE, spell_flag
+from data_prep.settings import LARGEST_SHARE, Fact, list_by, spell_flag
 from data_prep.shards import NEAR_REPORT, Manifest, SetFigures, VocabularyFigures
 
 MOST_LOST = 0.005
@@ -46,7 +46,7 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     if manifest.figures:
         yield "  held out", f"{corpus.validation_documents:,}", describe_held_out(manifest)
     for reason in list_reasons(manifest):
-        name = spell_flag(reason.name) if reason.name in FILTERS else reason.name
+        name = spell_flag(reason.name) if reason.name in list_by(Fact.FILTERS) else reason.name
         yield f"  {name}", f"{reason.count:,}", reason.meaning
     if corpus.weighed is not None:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
@@ -75,7 +75,7 @@ def list_reasons(manifest: Manifest) -> Iterator[Reason]:
     corpus = manifest.corpus
     see = f"; see {FILTERED_REPORT}" if any(file.path == FILTERED_REPORT for file in manifest.tables) else ""
     filtered = corpus.filtered or {}
-    for name in filter(filtered.__contains__, FILTERS):
+    for name in filter(filtered.__contains__, list_by(Fact.FILTERS)):
         yield Reason(name, filtered[name], f"left out while the text was read{see}")
     if corpus.copies is not None:
         yield Reason("copies", corpus.copies, "left out, as an earlier document has their text")

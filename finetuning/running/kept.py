@@ -61,7 +61,7 @@ def keep_activations(
     size = values * dtype.itemsize * max(gather(context.world.local_size)) / GB
     what = f"activations of {', '.join(splits)} take {size:,.3g} GB of memory"
     if size > limit:
-        say(f"{what}, more than --cache-gb {limit:g}: they are computed again in every epoch")
+        say(f"{what}, more than --features.cache_gb {limit:g}: they are computed again in every epoch")
         return splits
     say(f"{what}, and are computed once")
     return {split: compute_activations(items, rows[split], frozen, dtype, context) for split, items in splits.items()}

@@ -14,7 +14,7 @@ from torch import Tensor
 from data_prep.common.arrays import Array
 from data_prep.common.errors import SharedError, UserError
 from data_prep.common.reading import parse_overrides
-from data_prep.common.toml_text import toml_value
+from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Items
 from finetuning.model.heads import TaskBatch, TaskModel
 from finetuning.ragged import Ragged
@@ -156,6 +156,6 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
 
 def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
     """Lists the overrides that repeat a fine-tuned model's layout of text, but for those that are given."""
-    known, given = read_task(folder), {".".join(map(str, override.key)) for override in parse_overrides(overrides)[0]}
+    known, given = read_task(folder), {*map(dotted, parse_overrides(overrides)[0])}
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]

@@ -16,13 +16,14 @@ import torch
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
+from data_prep.common.sections import May, find_facts, list_settings
 from finetuning.results import BEGUN, MODEL, PREDICTIONS, RESULTS, Begun, ModelScores, RunResult
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import RULE
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, add_certainty, compute_model_outputs, score_splits
 from finetuning.scale import ScoreScale
-from finetuning.settings import SEARCHED, VARIED, FineTuning
+from finetuning.settings import Features, FineTuning, Varies
 from finetuning.tasks.task import Column, Task
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
@@ -31,8 +32,8 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import gather, shared_errors
 
 NOT_COMPARED: dict[str, Any] = {
-    **dict.fromkeys(("search", "logging", "checkpoints", "micro_batch", "parallel", "compute"), True),
-    "features": {"cache_gb"},
+    **dict.fromkeys(list_settings(FineTuning, May.CHANGE_BETWEEN_STARTS), True),
+    "features": {*list_settings(Features, May.CHANGE_BETWEEN_STARTS)},
 }
 """Settings that may change during a search: they change the outcome of a run by rounding alone."""
 
@@ -44,9 +45,8 @@ SCALE = "scale"
 def list_run_settings(settings: FineTuning) -> dict[str, FineTuning]:
     """Lists the settings of a recipe's runs, by name; those of the first seed come first."""
     search, runs = settings.search, {}
-    learning_rates, batches, epochs = (
-        getattr(search, searched) or (getattr(settings, name),) for name, searched in SEARCHED.items()
-    )
+    learning_rates = search.learning_rates or (settings.learning_rate,)
+    batches, epochs = search.batches or (settings.batch,), search.epochs or (settings.epochs,)
     for number, batch, epoch, learning_rate in product(range(search.seeds), batches, epochs, learning_rates):
         seed = settings.seed + number
         parts = [f"lr{learning_rate:g}"]
@@ -106,7 +106,7 @@ def require_same(task: Path, wanted: Mapping[str, Begun]) -> None:
     alone. A run may lack splits that have been added since.
     """
     for name, begun in read_begun(task).items():
-        varied = {name: value for name, value in begun.settings.items() if name in VARIED}
+        varied = {name: begun.settings[name] for name in find_facts(FineTuning, Varies) if name in begun.settings}
         other, folder = next(iter(wanted.values())), task / name
         now = wanted.get(name) or other.model_copy(update={"settings": {**other.settings, **varied}})
         if begun.data:

@@ -6,13 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
-from data_prep.common.toml_text import toml_value
 from finetuning.tasks.task import Setup, Task
 
 
@@ -44,18 +43,12 @@ class TuningFlags:
     """TOML file of training settings, or the name of one in finetuning/recipes (default: by task and size)."""
     learning_rates: tuple[float, ...] = ()
     """Learning rates to try."""
-    batch_size: int | None = None
-    """Items per step."""
-    epochs: float | None = None
-    """Passes over the training items."""
     seeds: int | None = None
     """Restarts of each run, with another order of the data and another head."""
     from_scratch: bool = False
     """Start from fresh weights of the model's sizes, to measure the benefit of pre-training."""
     evaluate: bool = False
     """Score a model that is already fine-tuned for the task, without training."""
-    cache_gb: float | None = None
-    """Keep the activations of frozen encoders in memory up to this size, in 10⁹ bytes (default: 4)."""
     share: bool = False
     """Share the runs with other commands in the same folder; a command without this flag then concludes."""
     check: bool = False
@@ -76,14 +69,8 @@ class TuningFlags:
 
     def overrides(self) -> list[str]:
         """Returns the command's own flags as overrides of settings."""
-        values: dict[str, Any] = {
-            "search.learning_rates": list(self.learning_rates) or None,
-            "batch": self.batch_size,
-            "epochs": self.epochs,
-            "search.seeds": self.seeds,
-            "features.cache_gb": self.cache_gb,
-        }
-        return [f"--{name}={toml_value(value)}" for name, value in values.items() if value is not None]
+        learning_rates = [f"--search.learning_rates={list(self.learning_rates)}"] * bool(self.learning_rates)
+        return learning_rates + ([] if self.seeds is None else [f"--search.seeds={self.seeds}"])
 
 
 def find_data(given: Path | None, name: str, cure: str = "", flag: str = "--data") -> Path:

@@ -13,6 +13,7 @@ from rich.console import RenderableType
 from data_prep.common.errors import quote
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
+from data_prep.common.sections import find_facts
 from data_prep.common.terminal import make_table
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
@@ -23,7 +24,7 @@ from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
 from finetuning.running.search import find_best, identify_unlabelled, read_begun, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
-from finetuning.settings import VARIED, FineTuning
+from finetuning.settings import FineTuning, Varies
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 
@@ -40,7 +41,10 @@ def build_plan(
         table.add_row(*row, str(len(own)), " or ".join(f"{count:,}" for count in sorted(steps)))
     yield from ("", table, "")
     every = [run.settings for own in runs.values() for run in own]
-    varied = {name: dict.fromkeys(getattr(own, field) for own in every) for field, name in VARIED.items()}
+    varied = {
+        fact.label: dict.fromkeys(getattr(own, field) for own in every)
+        for field, fact in find_facts(FineTuning, Varies).items()
+    }
     common = make_table("how", "")
     for name, value in {
         **{name: ", ".join(map(str, values)) for name, values in varied.items()},

@@ -121,7 +121,7 @@ class Session:
         flags, model, suite = self.flags, self.model, self.flags.suite()
         recipe = flags.recipe or (model.shape.hidden < SMALL and suite.small_recipe) or suite.recipe
         if flags.evaluate:
-            for name in ("from_scratch", "learning_rates", "batch_size", "epochs", "seeds"):
+            for name in ("from_scratch", "learning_rates", "seeds"):
                 if getattr(flags, name):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]

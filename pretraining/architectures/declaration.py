@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from data_prep.common.sections import Fraction, Positive, Section, declared_in, foreign_values, joined_settings
+from data_prep.common.sections import (
+    Fraction,
+    May,
+    Positive,
+    Section,
+    declared_in,
+    find_declared,
+    foreign_values,
+    joined_settings,
+)
 from data_prep.common.toml_text import show_value
-from data_prep.common.wording import find_declared
 from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products, declare_linear
 from pretraining.model.shape import (
     ARCHITECTURE,
@@ -77,9 +85,9 @@ class ModelSettings(Section):
     """Width of the feed-forward layers (default: 4 x hidden)."""
     positions: Positive = 512
     """Positions that have an embedding: the longest sequence."""
-    dropout: Fraction = 0.1
+    dropout: Annotated[Fraction, May.DIFFER_FROM_BASE] = 0.1
     """Share of the activations dropped after the embeddings and in each layer."""
-    attention_dropout: Fraction = 0.1
+    attention_dropout: Annotated[Fraction, May.DIFFER_FROM_BASE] = 0.1
     """Share of the attention probabilities dropped."""
     segments: Positive = 2
     """Kinds of segments that have an embedding: 2 for the pairs of next-sentence prediction."""

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
+from data_prep.common.reading import explain
 from data_prep.common.toml_text import dotted
-from data_prep.common.wording import explain
 from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, BranchSummary, DataSummary
@@ -128,7 +128,7 @@ class RunRecord:
                 skips=section.get("skips"),
             )
         except ValidationError as error:
-            faults = [f"{dotted(fault['loc'])}{explain(fault, False, Recipe)}" for fault in error.errors()]
+            faults = [f"{dotted(fault['loc'])}{explain(fault, Recipe)}" for fault in error.errors()]
             raise UserError(
                 f"the recipe of a checkpoint is none of today: {'; '.join(faults)}\ngo on with the version of this "
                 "program that wrote it, put back the file of an objective or optimizer that is gone, or begin anew in "

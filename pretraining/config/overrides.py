@@ -15,8 +15,8 @@ from typing import Any, Literal
 from data_prep.common.errors import UserError
 from data_prep.common.files import wait_for_storage
 from data_prep.common.reading import Form, read_settings
+from data_prep.common.sections import May, list_settings
 from data_prep.common.toml_text import Key, show_value
-from data_prep.settings import SHORTEST
 from data_prep.shards import MANIFEST, Manifest
 from pretraining.architectures.declaration import KEY, find_architecture
 from pretraining.config.conflicts import find_faults
@@ -28,24 +28,8 @@ RECIPES = Path(__file__).parent.parent / "recipes"
 """The folder of the recipes that come with the package."""
 FindShape = Callable[[str], Shape]
 """Finds the sizes of a model by its folder or name, or raises UserError."""
-FREE = ("dropout", "attention_dropout")
-"""Settings that may differ from those of the base model."""
 BASE_MODEL = "base_model"
-FORM = Form(
-    Recipe,
-    RECIPES,
-    rivals={
-        "steps": ("share", "hours"),
-        "share": ("steps",),
-        "hours": ("steps",),
-        "warmup": ("warmup_steps",),
-        "warmup_steps": ("warmup",),
-        "decay_share": ("decay_steps",),
-        "decay_steps": ("decay_share",),
-    },
-    stand_ins={"phases": {"name": "?", "length": SHORTEST, "batch": 1, "micro_batch": 1}},
-    flags={BASE_MODEL: "init"},
-)
+FORM = Form(Recipe, RECIPES)
 
 
 def load_recipe_and_data(
@@ -73,10 +57,8 @@ def load_recipe_and_data(
     if manifest:
         kinds = [configure_objective(settings) for settings in recipe.list_objectives()]
         if recipe.model.segments < 2 and any(kind.learning(manifest.has_pairs).pairs for kind in kinds):
-            faults.append(
-                "model.segments = 1: the data has pairs, of two segments; take objective.next_sentences = false, or "
-                "data of shard.py --pairs none"
-            )
+            cure = "take objective.next_sentences = false, or data of shard.py --pairs none"
+            faults.append(f"model.segments = 1: the data has pairs, of two segments; {cure}")
         for kind in kinds:
             faults += kind.data_faults(manifest)
         if data and manifest.settings.tokenizer is not None:  # WordPiece always has a piece for masks
@@ -92,11 +74,8 @@ def find_mask_faults(objectives: Sequence[Objective], data: Path) -> Iterator[st
 
     special = read_vocabulary(data).special_pieces
     for name in [each.settings.name for each in objectives if each.needs_masks and special.mask == special.sep]:
-        yield (
-            f'objective.name = "{name}": needs a piece for masks, and in this data {special.mask} '
-            "stands for separators too; make it with a vocabulary that has one (mask_token in its "
-            'tokenizer_config.json), or take objective.name = "ltr"'
-        )
+        cure = 'take a vocabulary with a mask_token in its tokenizer_config.json, or objective.name = "ltr"'
+        yield f'objective.name = "{name}": needs a piece for masks, and {special.mask} stands for separators; {cure}'
 
 
 def load_recipe(
@@ -131,40 +110,32 @@ def take_over(raw: dict[str, Any], find_shape: FindShape) -> dict[Key, str]:
     if not isinstance(name, str) or not name or not isinstance(model, dict):
         return {}  # no base model, or a fault that is reported elsewhere
     try:
-        sizes = list_settings(find_shape(name))
+        sizes = list_sizes(find_shape(name))
     except UserError as error:
-        raw["model"] = {"layers": 2, "hidden": 128, **model}  # so that all else can be checked
         return {(BASE_MODEL,): f" {error}"}
     faults = dict(_find_differences(model, sizes, name))
-    for setting, value in sizes.items():
-        if ("model", setting) in faults:
-            model[setting] = value
-        model.setdefault(setting, value)
+    raw["model"] = {**sizes, **model}
     return faults
 
 
-def list_settings(shape: Shape) -> dict[str, Any]:
+def list_sizes(shape: Shape) -> dict[str, Any]:
     """Lists the model settings of a recipe for this shape."""
     return {name: getattr(shape, name) for name in Model.model_fields if hasattr(shape, name)}
 
 
 def _find_differences(model: Mapping[str, Any], sizes: Mapping[str, Any], base: str) -> Iterator[tuple[Key, str]]:
     """Finds sizes in a recipe that differ from those of its base model; more positions are allowed."""
+    free = list_settings(Model, May.DIFFER_FROM_BASE)
     for setting, theirs in sizes.items():
-        given = model.get(setting, theirs)
-        if setting in FREE or given == theirs or not isinstance(given, str if setting == KEY else int | float):
+        given, may_grow = model.get(setting, theirs), setting == "positions"
+        if setting in free or given == theirs or not isinstance(given, str if setting == KEY else int | float):
             continue
-        if setting != "positions":
-            said = f" = {show_value(given)}: {base} has {show_value(theirs)}"
-            yield ("model", setting), f"{said}; leave it out (see --recipe adapt)"
-        elif given < theirs:
-            yield ("model", setting), f" = {given}: {base} has {theirs}; leave it out, or give more, which begin anew"
+        if not may_grow or given < theirs:
+            cure = "leave it out" + (", or give more, which begin anew" if may_grow else " (see --recipe adapt)")
+            yield ("model", setting), f" = {show_value(given)}: {base} has {show_value(theirs)}; {cure}"
     size, published = str(model.get("size")), find_architecture(sizes[KEY]).sizes
     if size in published:
         layers, hidden = published[size]
         if (model.get("layers", layers), model.get("hidden", hidden)) != (sizes["layers"], sizes["hidden"]):
-            there = f"{sizes['layers']} layers of {sizes['hidden']}"
-            yield (
-                ("model", "size"),
-                f' = "{size}": {layers} layers of {hidden}, but {base} has {there}; leave it out (see --recipe adapt)',
-            )
+            said = f' = "{size}": {base} has {sizes["layers"]} layers of {sizes["hidden"]}'
+            yield ("model", "size"), f"{said}; leave it out (see --recipe adapt)"

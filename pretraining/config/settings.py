@@ -1,7 +1,6 @@
 """The settings of a recipe with their meaning and limits, and the arithmetic of steps and batches.
 
-`overrides.py` reads recipes, `conflicts.py` finds contradictory settings. Messages on a missing setting show its
-docstring.
+`overrides.py` reads recipes, `conflicts.py` finds contradictory settings.
 """
 
 from __future__ import annotations
@@ -9,14 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
-from data_prep.common.sections import Count, Fraction, Positive, Section, whole
+from data_prep.common.sections import Count, Fraction, InsteadOf, May, Positive, Section, ShortFlag, find_facts, whole
 from pretraining.architectures import declaration as architectures
 from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Shape
 from pretraining.objectives import declaration as objectives
@@ -44,6 +43,14 @@ LICENCE_HINT: Final = (
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
+
+
+@dataclass(frozen=True)
+class OfSchedule:
+    """Fact about a setting of a phase: it goes with a `learning_rate`, and counts under these kinds of decay (default:
+    all)."""
+
+    decays: tuple[str, ...] = ()
 
 
 class Data(Section):
@@ -138,35 +145,31 @@ class Phase(Section):
     """Sequences that a rank computes at a time, or "auto": the most that fit; batch is made of these."""
     objective: ObjectiveName | None = None
     """What the model learns by in this phase, with the settings of [objective] (default: its `name`)."""
-    steps: Positive | None = None
+    steps: Annotated[Positive | None, InsteadOf(("share",))] = None
     """Optimizer steps."""
-    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    share: Annotated[Annotated[float, Field(gt=0, le=1)] | None, InsteadOf(("steps",))] = None
     """Share of the recipe's `steps` or `hours`, instead of steps."""
     learning_rate: Annotated[float, Field(gt=0)] | None = None
     """Highest learning rate."""
-    warmup: Fraction = 0.0
+    warmup: Annotated[Fraction, InsteadOf(("warmup_steps",)), OfSchedule()] = 0.0
     """Share of the schedule in which the learning rate rises to its highest."""
-    warmup_steps: Count | None = None
+    warmup_steps: Annotated[Count | None, InsteadOf(("warmup",)), OfSchedule()] = None
     """Steps of the warm-up, instead of its share."""
-    decay: Literal["linear", "polynomial", "cosine", "constant", "wsd"] = "linear"
+    decay: Annotated[Literal["linear", "polynomial", "cosine", "constant", "wsd"], OfSchedule()] = "linear"
     """Decay after the warm-up; `wsd` is constant and then linear. A recipe with `hours` goes by the clock."""
-    power: Annotated[float, Field(gt=0)] = 1.0
+    power: Annotated[float, Field(gt=0), OfSchedule(("polynomial",))] = 1.0
     """Exponent of the polynomial decay: (remaining share of the schedule) to this power."""
-    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    final: Annotated[float, Field(ge=0, le=1), OfSchedule(("linear", "polynomial", "cosine", "wsd"))] = 0.0
     """Learning rate at the end, as a share of the highest."""
-    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    decay_share: Annotated[float, Field(gt=0, le=1), InsteadOf(("decay_steps",)), OfSchedule(("wsd",))] = 0.1
     """Share of the schedule in which the learning rate of `wsd` falls."""
-    decay_steps: Count | None = None
+    decay_steps: Annotated[Count | None, InsteadOf(("decay_share",)), OfSchedule(("wsd",))] = None
     """Last steps, in which the learning rate of `wsd` falls, instead of their share."""
     new_positions: Literal["drawn", "copied"] = "drawn"
     """Initial embeddings of positions that no phase before has trained: `drawn` at random with all weights, as in the
     paper, or `copied` from the trained positions, so that relations between neighbours hold at once."""
-    decay_from: Literal["warmup", "start"] = "warmup"
+    decay_from: Annotated[Literal["warmup", "start"], OfSchedule(("linear", "polynomial", "cosine"))] = "warmup"
     """Begin of the decay; `start`, as in the original BERT and NVIDIA's: the warm-up replaces its first part."""
-
-
-SCHEDULE_KEYS = ("warmup", "warmup_steps", "decay", "power", "final", "decay_share", "decay_steps", "decay_from")
-"""Settings that a phase may have only with a `learning_rate`."""
 
 
 class Evaluation(Section):
@@ -245,9 +248,9 @@ class Computing(Section):
     """How gradients change the weights."""
     precision: Precision = Precision()
     """The precision of the computation."""
-    parallel: Parallel = Parallel()
+    parallel: Annotated[Parallel, May.CHANGE_BETWEEN_STARTS] = Parallel()
     """How the ranks share the work."""
-    compute: Compute = Compute()
+    compute: Annotated[Compute, May.CHANGE_BETWEEN_STARTS] = Compute()
     """How the arithmetic is done."""
 
 
@@ -256,32 +259,32 @@ class Recipe(Computing):
 
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
     """Decides the weights at the start, the order of the data, and dropout."""
-    steps: Positive | None = None
+    steps: Annotated[Positive | None, InsteadOf(("hours",))] = None
     """Steps of all phases, if these give shares."""
-    hours: Annotated[float, Field(gt=0)] | None = None
+    hours: Annotated[Annotated[float, Field(gt=0)] | None, InsteadOf(("steps",))] = None
     """Hours of all phases, if these give shares: phases and learning rate then go by the clock."""
-    base_model: Annotated[str, Field(min_length=1)] | None = None
+    base_model: Annotated[Annotated[str, Field(min_length=1)] | None, ShortFlag("init")] = None
     """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
     checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
     objective: Objective = Objective()
     """The training objective."""
     model: Model = Model()
     """The encoder."""
-    data: Data = Data()
+    data: Annotated[Data, May.CHANGE_BETWEEN_STARTS] = Data()
     """The shards."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
     """The phases of training, in order."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: Annotated[Evaluation, May.CHANGE_BETWEEN_STARTS] = Evaluation()
     """Validation."""
-    logging: Logging = Logging()
+    logging: Annotated[Logging, May.CHANGE_BETWEEN_STARTS] = Logging()
     """What is logged."""
-    checkpoints: RunCheckpoints = RunCheckpoints()
+    checkpoints: Annotated[RunCheckpoints, May.CHANGE_BETWEEN_STARTS] = RunCheckpoints()
     """When the state is saved, and what is averaged at the end."""
-    guards: Guards = Guards()
+    guards: Annotated[Guards, May.CHANGE_BETWEEN_STARTS] = Guards()
     """What is done when training diverges or hangs."""
     card: Card = Card()
     """Entries of the model card that follow from nothing else."""
-    deepspeed: dict[str, Any] = Field(default={})
+    deepspeed: Annotated[dict[str, Any], May.CHANGE_BETWEEN_STARTS] = Field(default={})
     """Settings of DeepSpeed's own, for what the recipe has no name for."""
 
     def shape(self, manifest: Manifest | None) -> Shape:
@@ -344,7 +347,7 @@ class Recipe(Computing):
         content["objective"] = {name: value for name, value in content["objective"].items() if name in learned}
         for phase, given in zip(content["phases"], self.phases, strict=True):
             if given.learning_rate is None:  # it follows the schedule of another
-                for name in SCHEDULE_KEYS:
+                for name in find_facts(Phase, OfSchedule):
                     phase.pop(name, None)
         return content
 
@@ -363,14 +366,11 @@ def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 
     together = micro_batch * ranks
     if phase.batch % together == 0:
         return phase.batch // together
-    below = phase.batch // together * together
-    nearest = below if below and phase.batch - below <= below + together - phase.batch else below + together
-    by, cure = f"{ranks} rank{'s' * (ranks > 1)}", f"take batch = {nearest}"
+    by = f"{ranks} rank{'s' * (ranks > 1)}"
     if phase.micro_batch != "auto":
         by += f" x phases.{number}.micro_batch = {micro_batch}"
-        if phase.batch % ranks == 0:
-            cure += f", or micro_batch = {find_divisor(phase.batch // ranks, micro_batch)}"
-    raise UserError(f"phases.{number}.batch = {phase.batch}: does not divide by {by}; {cure}")
+    fits = max(1, phase.batch // together) * together
+    raise UserError(f"phases.{number}.batch = {phase.batch}: does not divide by {by}; take batch = {fits}")
 
 
 def find_divisor(number: int, limit: int) -> int:

@@ -34,8 +34,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
-from data_prep.common.wording import find_declared
+from data_prep.common.sections import NamedSection, declared_in, find_declared, foreign_values, joined_settings
 from pretraining.architectures.declaration import (
     count_encoder_flops,
     count_encoder_parameters,

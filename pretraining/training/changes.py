@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.common.errors import UserError, quote
+from data_prep.common.sections import May, list_settings
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
@@ -22,8 +23,6 @@ from pretraining.training.request import Branch, Request
 
 Change = tuple[str, Any, Any]
 """A setting, what it was, and what it is now."""
-HOW = ("data", "parallel", "compute", "evaluation", "logging", "checkpoints", "guards", "deepspeed")
-"""Sections of a recipe that change how a run is done, not what is trained."""
 NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
 FOLDERS = ("--out", "--branch", "--init", "--base_model", "--base-model")
@@ -128,7 +127,8 @@ def has_vocabulary(run: RunRecord, request: Request) -> bool:
 def list_training_changes(before: Recipe, recipe: Recipe) -> list[Change]:
     """Lists the changes that make a recipe another training, rather than the same one done in another way."""
     changes = compare_recipes(before, recipe)
-    return [each for each in changes if each[0].partition(".")[0] not in HOW and not each[0].endswith(".micro_batch")]
+    free = list_settings(Recipe, May.CHANGE_BETWEEN_STARTS)
+    return [each for each in changes if each[0].partition(".")[0] not in free and not each[0].endswith(".micro_batch")]
 
 
 def compare_done_phases(done: int, before: Recipe, recipe: Recipe) -> Iterator[Change]:

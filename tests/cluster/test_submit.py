@@ -19,7 +19,7 @@ from support.training import RECIPE
 from cluster.submit import FOR_PLANS, main, run_program
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS, list_splits, normalize_name
-from pretraining import train
+from pretraining.train import PlanOptions
 
 SBATCH = """\
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
@@ -219,7 +219,7 @@ def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: 
 
 
 def test_options_for_plans_alone_are_those_of_train() -> None:
-    assert FOR_PLANS == train.FOR_PLANS
+    assert tuple(PlanOptions.__dataclass_fields__) == FOR_PLANS
 
 
 def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: Submit) -> None:

@@ -122,7 +122,7 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(docs: list[str], 
     [
         (["--vocab-size", "30522"], "--vocab-size needs the text: the documents of --from are in pieces already"),
         *((words, f"{words[0]} needs the text") for words in (["--cased"], ["--vocab", "x"], ["--extend", "9"])),
-        (["--language", "de"], "--language needs the text: the documents of --from are read already"),
+        (["--language", "de"], "--language needs the text: the documents of --from are in pieces already"),
         *((["--" + name, "word"], f"--{name} needs the text") for name in ("formulas", "text-field")),
         (["--format", "text"], "--format needs the text"),
         (["--min-words", "9"], "--min-words needs the text"),

@@ -87,9 +87,9 @@ def test_mistakes_are_told_with_their_cure(words: str, place: Place, tmp_path: P
 
 @pytest.mark.usefixtures("leaves_group")
 def test_all_mistakes_at_once(place: Place) -> None:
-    words = ["--phases.0.batch", "10", "--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
+    words = ["--precision.dtype", "fp17", "--model.layer", "3", "--data", "/nowhere"]
     errors = run_main(entry.main, "--recipe", place.recipe, *words, code=2)
-    for mistake in ("--out: is missing", "--phases.0.batch = 10", "--precision.dtype = ", "--model.layer:", "/nowhere"):
+    for mistake in ("--out: is missing", "--precision.dtype = ", "--model.layer:", "/nowhere"):
         assert mistake in errors
 
 

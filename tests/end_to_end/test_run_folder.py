@@ -40,7 +40,7 @@ from pretraining.processes.ending import Code
 
 def test_a_run_is_not_put_into_its_shards(tmp_path: Path) -> None:
     command = ["--recipe", "demo", "--data", str(tmp_path), "--out", str(tmp_path / "run")]
-    assert_refused(command, f"--out {tmp_path / 'run'}: lies within --data {tmp_path}, which a run must not change")
+    assert_refused(command, f"--out {tmp_path / 'run'}: lies in --data {tmp_path}, which a run must not change")
     assert not [*tmp_path.iterdir()]
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from support.commands import refusal
 
-from finetuning.reference import PAGE, page
 from finetuning.settings import FORM, FineTuning, load_settings
 
 assert FORM.folder is not None
@@ -49,32 +48,37 @@ def test_every_number_of_a_recipe_has_its_source_and_is_kept(path: Path, tmp_pat
     assert load_settings(kept) == settings
 
 
-def test_the_page_is_up_to_date() -> None:
-    """`make recipes-page` writes it anew."""
-    assert PAGE.read_text(encoding="utf-8") == page()
-
-
 def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
+    """What does not go together is told of values that are right by themselves."""
     mine = tmp_path / "mine.toml"
     mine.write_text("epochs = 'x'\n[search]\nlearning_rates = [1e-5, 'x']\nlayer = 1\n")
-    words = "--batch-size 8 --lenght 64 --parallel.zero 1 --parallel.offload all --spans.max_seq_length 3 --patience -1"
-    assert faults(mine, *words.split(), "--features.hidden", "5") == [
-        f'{mine}: epochs = "x": a number is needed',
-        "--patience = -1: at least 0",
-        f'{mine}: search.learning_rates.1 = "x": a number is needed',
-        f"{mine}: search.layer: unknown; did you mean features.layers?",
-        "--spans.max_seq_length: unknown; did you mean length?",
+    words = "--batch-size 8 --lenght 64 --spans.max_seq_length 3 --patience -1"
+    assert sorted(faults(mine, *words.split())) == [
         "--batch_size: unknown; did you mean batch?",
         "--lenght: unknown; did you mean length?",
-        '--parallel.offload = "all": weights leave the GPU under parallel.zero = 3 alone; it is 1',
+        "--patience = -1: should be greater than or equal to 0",
+        "--spans.max_seq_length: unknown; did you mean length?",
+        f'{mine}: epochs = "x": should be a valid number',
+        f"{mine}: search.layer: unknown; did you mean features.layers?",
+        f'{mine}: search.learning_rates.1 = "x": should be a valid number',
+    ]
+    mine.write_text("[parallel]\nzero = 1\n")
+    assert faults(mine, "--parallel.offload", "all", "--features.hidden", "5") == [
+        '--parallel.offload = "all": needs parallel.zero = 3; it is 1',
         "--features.hidden = 5: one half is for each direction; take an even number, as 6",
     ]
+
+
+def test_a_single_value_takes_the_place_of_those_that_a_recipe_searches(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("[search]\nlearning_rates = [1e-5, 3e-5]\nbatches = [8, 16]\n")
+    settings = load_settings(tmp_path / "mine.toml", ["--learning_rate", "1e-4"])
+    assert (settings.learning_rate, settings.search.learning_rates, settings.search.batches) == (1e-4, (), (8, 16))
 
 
 def test_a_recipe_or_a_gpu_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert faults("gleu") == [
-        "--recipe gleu: no such file, and no recipe of this name; did you mean glue?",
+        "--recipe gleu: no such file, and no recipe of this name",
         f"there is {', '.join(path.stem for path in OURS)}",
     ]
     refused = refusal(load_settings, "glue", ["--parallel.device", "cuda"], device="cpu")

@@ -210,7 +210,7 @@ def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path) -> None:
 
     def command(out: str) -> list[str]:
         places = ["--data", tmp_path, "--model", model, "--out", tmp_path / out, "--features", "weighted-all"]
-        settings = "--length 48 --epochs 20 --batch-size 4 --features.hidden 16 --patience 0".split()
+        settings = "--length 48 --epochs 20 --batch 4 --features.hidden 16 --patience 0".split()
         alone = ["--precision.dtype", "fp32", "--tags.document_context", "false"]  # as predict.py sees sentences
         return [str(word) for word in [*places, *settings, *alone, "--learning-rates", "0.02"]]
 

@@ -89,7 +89,7 @@ def test_what_takes_too_much_on_a_machine_is_computed_again(context: Context) ->
     size = sum(LENGTHS) * 3 * 64 * 4 / 1e9  # pieces, layers, both widths, fp32
     assert keep(items, model, context, limit=size - 1e-9) == (
         items,
-        f"activations of train take {size:.3g} GB of memory, more than --cache-gb {size - 1e-9:g}: "
+        f"activations of train take {size:.3g} GB of memory, more than --features.cache_gb {size - 1e-9:g}: "
         "they are computed again in every epoch",
     )
     assert isinstance(keep(items, model, context, limit=size)[0], KeptItems)

@@ -111,10 +111,10 @@ def test_gpt_learns_its_language_too(toy: Toy) -> None:
 def test_two_encoders_of_elmo_stand_side_by_side(toy: Toy) -> None:
     other_way = toy.folder / "rtl"
     mix = [*MIX, "--backward", str(other_way)]
-    again = launch(one_way(toy).command("elmo-again", *mix, "--cache-gb", "0"))
+    again = launch(one_way(toy).command("elmo-again", *mix, "--features.cache_gb", "0"))
     out, said = assert_continues_and_answers(one_way(toy), "elmo", *mix)
     assert "and are computed once" in said
-    assert "more than --cache-gb 0: they are computed again in every epoch" in assert_well(again.wait())
+    assert "more than --features.cache_gb 0: they are computed again in every epoch" in assert_well(again.wait())
     assert losses(toy.folder / "elmo-again") == pytest.approx(losses(out), rel=1e-5)
     write_bert(other_way, VOCABULARY, objective="rtl")
     assert "is not the model that it learned on" in refusal(load, out / "toy")

@@ -123,7 +123,7 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Toy:
         ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
         ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
         ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
-        ("model", ["--cache-gb", "-1"], "features.cache_gb"),
+        ("model", ["--features.cache_gb", "-1"], "features.cache_gb"),
     ],
 )
 def test_what_does_not_fit_is_refused(model: str, flags: list[str], message: str, fit: Toy, tune: Tune) -> None:

@@ -162,10 +162,10 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert sorted(refusal(open_any, write(tmp_path, {"task.toml": toml})).splitlines()) == [
         f"{tmp_path}/task.toml: {fault}"
         for fault in (
-            "held_out = 2: below 1",
-            'kind = "class": one of "classes", "labels", "score", "tags"',
+            "held_out = 2: should be less than 1",
+            "kind = \"class\": should be 'classes', 'labels', 'score' or 'tags'",
             "nam: unknown; did you mean name?",
-            "name: is missing: name of the task, in tables and as a folder",
+            "name: is missing",
             "txt: unknown; did you mean text?",
         )
     ]

@@ -186,7 +186,7 @@ def test_what_another_version_wrote_is_not_damaged(tmp_path: Path, other: dict[s
 @pytest.mark.parametrize(
     ("objective", "fault"),
     [
-        ({"name": "gone"}, r'objective\.name = "gone": one of .*"mlm"'),
+        ({"name": "gone"}, r"objective\.name = \"gone\": should be .*'mlm'"),
         ({"name": "mlm", "gone": 1}, r"objective\.gone: unknown; there is name, "),
     ],
 )

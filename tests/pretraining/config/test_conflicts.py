@@ -49,55 +49,47 @@ def is_named(fault: str, expected: str) -> bool:
     ("words", "expected"),
     [
         # what does not go together
-        ("--model.heads 3", "--model.heads = 3: does not divide model.hidden = 128; 2 does, with 64 a head"),
-        ("--phases.0.length 1024", "--phases.0.length = 1024: the model has 512 … take 8 to 512, or model.positions …"),
+        ("--model.heads 3", "--model.heads = 3: does not divide model.hidden = 128; 2 does"),
+        ("--phases.0.length 1024", "--phases.0.length = 1024: the model has 512 … take 8 to 512, or other …"),
         ("--phases.0.decay wsd --phases.0.decay_steps 120", "--phases.0.decay_steps = 120: … and phases.1.steps); …"),
         ("--phases.0.decay_steps 12", '--phases.0.decay_steps = 12: means nothing with … or take "wsd"'),
         ("--phases.0.decay constant --phases.0.final 0.1", '--phases.0.final = 0.1: … = "constant"; remove it, …'),
-        (
-            "--phases.0.decay wsd --phases.0.warmup_steps 70 --phases.0.decay_steps 70",
-            "--phases.0.decay_steps = 70: and phases.0.warmup_steps = 70 exceed the 120 steps of …; give fewer",
-        ),
-        (
-            "--phases.0.decay wsd --phases.0.warmup 0.6 --phases.0.decay_steps 70",
-            "--phases.0.decay_steps = 70: and phases.0.warmup = 0.6 exceed the 120 steps of …; give fewer",
-        ),
-        (
-            "--phases.0.decay wsd --phases.0.warmup_steps 70 --phases.0.decay_share 0.6",
-            "--phases.0.warmup_steps = 70: and phases.0.decay_share = 0.6 exceed the 120 steps of …; give fewer",
-        ),
-        (
-            "--phases.0.decay wsd --phases.0.warmup 0.6 --phases.0.decay_share 0.6",
-            "--phases.0.warmup = 0.6: and phases.0.decay_share = 0.6 exceed the whole schedule; give less",
+        *(
+            (
+                f"--phases.0.decay wsd --phases.0.{rises} --phases.0.{falls}".replace(" = ", " "),
+                f"--phases.0.{rises}: and phases.0.{falls} exceed the whole schedule; give less",
+            )
+            for rises in ("warmup_steps = 70", "warmup = 0.6")
+            for falls in ("decay_steps = 70", "decay_share = 0.6")
         ),
         (
             "--phases.0.warmup_steps 30 --phases.0.warmup 0.1",
-            "--phases.0.warmup_steps: --phases.0.warmup is given too; keep one of them",
+            "--phases.0.warmup_steps = 30: phases.0.warmup = 0.1 is given too; keep one of them",
         ),
         ("--phases.0.decay wsd --phases.0.decay_from start", '--phases.0.decay_from = "start": … = "wsd"; …'),
         ("--phases.0.warmup_steps 120", "--phases.0.warmup_steps = 120: … (phases.0.steps and phases.1.steps); …"),
-        ("--phases.1.power 2", "--phases.1.power = 2.0: … no learning_rate … or give phases.1.learning_rate"),
+        ("--phases.1.power 2", "--phases.1.power = 2.0: … without a learning_rate … or give phases.1.learning_rate"),
         ("--phases.1.name one", '--phases.1.name = "one": phases.0.name is the same'),
         ("--phases []", "--phases: is missing: give at least one [[phases]] with name, length, … and learning_rate"),
-        ("--phases.0.share 0.5", "--phases.0.share = 0.5: of what? give the recipe steps or hours"),
-        ("--phases.0.batch 100", "--phases.0.batch = 100: … 1 rank x … = 16; take batch = 96, or micro_batch = 10"),
+        ("--phases.0.share 0.5", "--phases.0.share = 0.5: the recipe gives neither steps nor hours, so …"),
+        ("--phases.0.batch 100", "--phases.0.batch = 100: … 1 rank x … = 16; take batch = 96"),
         ("--phases.0.micro_batch 0", f"--phases.0.micro_batch = 0: {SIZE}"),
         ("--phases.0.micro_batch largest", f'--phases.0.micro_batch = "largest": {SIZE}'),
         # the objective
         ("--objective ltr", '--objective = "ltr": a table is needed; did you mean objective.name?'),
-        ("--objective.name mlmm", '--objective.name = "mlmm": one of …"mlm"…'),
+        ("--objective.name mlmm", "--objective.name = \"mlmm\": should be …'mlm'…"),
         ("--objective.rate 0.3", f"--objective.rate = 0.3: {STATIC}"),
         (f"{DYNAMIC} --objective.split [0.8,0.1,0.2]", "--objective.split = …: the shares make 1.1; they must make 1"),
-        (f"{DYNAMIC} --objective.rate 0", "--objective.rate = 0: above 0"),
+        (f"{DYNAMIC} --objective.rate 0", "--objective.rate = 0: should be greater than 0"),
         # hardware
-        ("--precision.dtype fp16 --parallel.device cpu", '--precision.dtype = "fp16": not on a CPU … take "bf16", …'),
-        ("--parallel.offload optimizer --parallel.zero 0", "--parallel.offload = …: needs parallel.zero = …; it is 0"),
-        ("--parallel.offload all", '--parallel.offload = "all": … under parallel.zero = 3 alone; it is 1'),
+        ("--precision.dtype fp16 --parallel.device cpu", '--precision.dtype = "fp16": not on a CPU; take "bf16", …'),
+        ("--parallel.offload optimizer --parallel.zero 0", "--parallel.offload = …: needs parallel.zero = 1; it is 0"),
+        ("--parallel.offload all", '--parallel.offload = "all": needs parallel.zero = 3; it is 1'),
         ("--parallel.offload optimizer --parallel.device cpu", '--parallel.offload = …: a CPU … take "none"'),
-        ("--precision.tf32 true --precision.dtype fp32 --parallel.device cpu", "--precision.tf32 = true: only a GPU …"),
+        ("--precision.tf32 true --precision.dtype fp32 --parallel.device cpu", "--precision.tf32 = true: … GPU; …"),
         ("--precision.tf32 true", '--precision.tf32 = true: is for products in fp32 …; take false, …'),
-        ("--compute.attention own --compute.compile true", '--compute.attention = "own": … take "auto", or …'),
-        ("--compute.attention own --compute.kernels torch", '--compute.attention = "own": … take "auto" for one …'),
+        ("--compute.attention own --compute.compile true", '--compute.attention = "own": … take "auto"'),
+        ("--compute.attention own --compute.kernels torch", '--compute.attention = "own": … take "auto"'),
         ("--compute.compile true --parallel.zero 3", "--compute.compile = true: … take parallel.zero = 1 or 2, or …"),
         # DeepSpeed's own
         ("--deepspeed.train_batch_size 8", f"--deepspeed.train_batch_size = 8: {FOLLOWS}: phases.0.batch; remove it"),
@@ -123,7 +115,6 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
         (APEX, "cuda", f'--optimizer.kernels = "apex": apex is not installed; {BUILD}, or take "auto"'),
         (APEX, "cpu", '--optimizer.kernels = "apex": needs a GPU (parallel.device = "auto"); take "auto"'),
         (f"{APEX} --parallel.offload optimizer", "cuda", "--optimizer.kernels = … and parallel.offload = …; take …"),
-        ("--deepspeed.comet.enabled", "cpu", "--deepspeed.comet.enabled = true: … pip install comet_ml, or remove it"),
     ],
 )  # fmt: skip
 def test_what_the_machine_lacks_is_refused_before_training(plain: Path, words: str, device: Any, expected: str) -> None:
@@ -137,7 +128,7 @@ def test_what_the_machine_lacks_is_refused_before_training(plain: Path, words: s
     ("known", "expected"),
     [
         ({"lengths": [64, 256]}, "phases.1.length = 512: the data has 64, 256; … --lengths 64 256 512, or take less"),
-        ({"ranks": 8}, "phases.0.batch = 64: … 8 ranks x … = 16; take batch = 128, or micro_batch = 8"),
+        ({"ranks": 8}, "phases.0.batch = 64: … 8 ranks x … = 16; take batch = 128"),
         ({"ranks": 3}, "phases.1.batch = 32: … 3 ranks x phases.1.micro_batch = 8; take batch = 24"),
     ],
 )  # fmt: skip
@@ -150,7 +141,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_named_for_any_micro_batch(plain:
     assert load_recipe(plain, words, ranks=16).phases[1].micro_batch == "auto"
     assert faults(plain, *words, ranks=3) == [
         f"{plain}: phases.0.batch = 64: does not divide by 3 ranks; take batch = 63",
-        f"{plain}: phases.1.batch = 32: does not divide by 3 ranks; take batch = 33",
+        f"{plain}: phases.1.batch = 32: does not divide by 3 ranks; take batch = 30",
     ]
 
 
@@ -158,12 +149,12 @@ def test_a_batch_that_the_ranks_cannot_share_is_named_for_any_micro_batch(plain:
     ("text", "expected"),
     [
         (PLAIN.replace("learning_rate = 1e-3\n", ""), "phases.0.learning_rate: is missing: the highest learning rate"),
-        (PLAIN.replace("batch = 64\n", ""), "phases.0.batch: is missing: sequences of a step, over all ranks"),
-        (PLAIN.replace("steps = 100\n", ""), "phases.0.steps: is missing: how long the phase is"),
-        (PLAIN.replace('name = "one"\n', ""), "phases.0.name: is missing: name in logs and checkpoints"),
+        (PLAIN.replace("batch = 64\n", ""), "phases.0.batch: is missing"),
+        (PLAIN.replace("steps = 100\n", ""), "phases.0.steps: is missing: the recipe gives neither …"),
+        (PLAIN.replace('name = "one"\n', ""), "phases.0.name: is missing"),
         (PLAIN.replace('size = "tiny"\n', ""), "model.size: is missing: one of tiny, … --init FOLDER"),
-        (f"steps = 10\n{PLAIN}", "phases.0.share: is missing: the recipe gives steps, and each phase its share …"),
-        (f"hours = 1.0\n{PLAIN}", "phases.1.share: is missing: the recipe gives hours, and each phase its share …"),
+        (f"steps = 10\n{PLAIN}", "phases.0.steps = 100: the recipe gives steps, and each phase its share …"),
+        (f"hours = 1.0\n{SHARED}".replace("share = 0.1", ""), "phases.1.share: is missing: the recipe gives hours, …"),
         (f"steps = 4\n{SHARED}", "phases.1.share = 0.1: of 4 steps that is none; give more"),
         (f"steps = 10\n{SHARED}".replace("= 0.1", "= 0.2"), "phases.0.share = 0.9: … make 1.1; they must make 1"),
     ],
@@ -177,7 +168,7 @@ def test_shares_divide_steps_and_hours_and_steps_do_not_go_by_the_clock(plain: P
     plain.write_text(f"steps = 1000\n{SHARED}")
     assert load_recipe(plain).phase_steps() == (900, 100)
     plain.write_text(SHARED)
-    assert all("of what? give the recipe steps or hours" in fault for fault in faults(plain))
+    assert all("the recipe gives neither steps nor hours" in fault for fault in faults(plain))
     plain.write_text(f"hours = 1.0\n{SHARED}")
     [fault] = faults(plain, "--phases.0.warmup_steps", "5")
     assert is_named(fault, "--phases.0.warmup_steps = 5: the recipe goes by the clock … give phases.0.warmup, …")
@@ -225,7 +216,7 @@ def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Pl
     for word, pairs in (("true", True), ("false", False)):
         recipe, manifest = load_recipe_and_data(plain, [*SHORT, "--objective.next_sentences", word], place.data)
         assert recipe.shape(manifest).learns.pairs == pairs
-    with pytest.raises(UserError, match=r"objective.next_sentences = 1: true or false is needed"):
+    with pytest.raises(UserError, match=r"objective.next_sentences = 1: should be a valid boolean"):
         load_recipe(plain, [*SHORT, "--objective.next_sentences", "1"])
 
 

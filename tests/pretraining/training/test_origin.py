@@ -19,7 +19,7 @@ from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunState
-from pretraining.config.overrides import list_settings
+from pretraining.config.overrides import list_sizes
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
@@ -33,7 +33,7 @@ MORE = WordPiece((*PIECES, "river", "中", "é"), cased=False)
 def begun(folder: Path, vocabulary: Vocabulary, positions: int = 64) -> tuple[PretrainingModel, str]:
     """A new model with the weights of a folder, and what was said of it."""
     origin = StoredModel.open(str(folder))
-    sizes: dict[str, Any] = {**list_settings(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
+    sizes: dict[str, Any] = {**list_sizes(origin.shape), "vocabulary": len(vocabulary), "positions": positions}
     shape = Shape(**sizes)
     model = build_model(shape).initialize(1)
     return model, begin_with(model, RunState(), origin, vocabulary)

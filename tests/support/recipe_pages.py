@@ -1,29 +1,24 @@
-"""Writes docs/recipes.md: every key of a recipe with its meaning, its values and its default.
+"""Writes docs/recipes.md and docs/finetuning-recipes.md: every key of a recipe with its meaning, values and default.
 
-    python -m pretraining.config.reference
+    make recipes-page
 
 All of it comes from the settings, so that a key is described only where it is defined.
 """
 
-import sys
-from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-    from data_prep.common.beginning import begin
-
-    begin()
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from data_prep.common.reading import is_list, tables
 from data_prep.common.sections import Section
 from data_prep.common.toml_text import toml_value
-from data_prep.common.wording import is_list, tables
+from finetuning.settings import FineTuning
 from pretraining.config.conflicts import OPEN
 from pretraining.config.settings import Recipe
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "recipes.md"
+ROOT = Path(__file__).resolve().parents[2]
 MACHINE = 1 << 31
 """Limits from here on are those of machine integers, and are left out."""
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
@@ -35,14 +30,25 @@ LIMITS = {
 }
 """The limits of numbers in JSON Schema, and their wording."""
 OPENING = """\
-<!-- Written by `python -m pretraining.config.reference` from pretraining/config/settings.py: change that, not this. -->
+<!-- Written by `make recipes-page` from pretraining/config/settings.py: change that, not this. -->
 
 # What a recipe can say
 
 A recipe is a TOML file. Every value can be given anew on the command line, by its dotted name: `--seed 7`,
 `--model.size mini`, `--phases.0.steps 100` (phases count from 0). What is not given has the default; what cannot be is
-refused before anything begins, all faults at once. `recipe.toml` in a run's folder has all values as they were
-understood. Numbers with their sources are in [pretraining/recipes](../pretraining/recipes).
+refused before anything begins: all wrong values at once, then all that do not go together. `recipe.toml` in a run's
+folder has all values as they were understood. Numbers with their sources are in
+[pretraining/recipes](../pretraining/recipes).
+"""
+FINE_TUNING = """\
+<!-- Written by `make recipes-page` from finetuning/settings.py: change that, not this. -->
+
+# What a fine-tuning recipe can say
+
+A recipe is a TOML file, or one of those in [finetuning/recipes](../finetuning/recipes) by its name: `--recipe glue`.
+Comments there name the source of each number. The command line overrides every value by its dotted name: `--seed 7`,
+`--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. A key that is not given has its default. Invalid values
+are refused before anything begins, all at once; then those that do not go together.
 """
 DEEPSPEED = f"""\
 ## [deepspeed]
@@ -54,9 +60,12 @@ recipe, such as batches, precision and the ZeRO stage, is refused here with the 
 """
 
 
-def make_reference() -> str:
-    """Makes the page of pre-training."""
-    return make_page(Recipe, OPENING, {"deepspeed": DEEPSPEED})
+def make_pages() -> dict[Path, str]:
+    """Makes the pages of pre-training and of fine-tuning."""
+    return {
+        ROOT / "docs/recipes.md": make_page(Recipe, OPENING, {"deepspeed": DEEPSPEED}),
+        ROOT / "docs/finetuning-recipes.md": make_page(FineTuning, FINE_TUNING, {}),
+    }
 
 
 def make_page(settings: type[Section], opening: str, others: Mapping[str, str]) -> str:
@@ -116,4 +125,5 @@ def describe_values(schema: dict[str, Any]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(make_reference(), encoding="utf-8")
+    for path, page in make_pages().items():
+        path.write_text(page, encoding="utf-8")
