@@ -23,6 +23,7 @@ prepare_process()
 
 import json
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -100,12 +101,11 @@ def evaluate(wanted: Evaluate) -> None:
     faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))
-    if wanted.out is None:
-        print_answers(wanted, find_answers(wanted))
-        return
-    with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
+    sources = [wanted.data] if wanted.data else []
+    with making([wanted.out], "evaluate.py", sources, wanted.replace) if wanted.out else nullcontext():
         found = find_answers(wanted)
-        write_json(wanted.out, _as_json(*found))
+        if wanted.out:
+            write_json(wanted.out, _as_json(*found))
     print_answers(wanted, found)
 
 

@@ -24,7 +24,7 @@ from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
-from pretraining.huggingface.folders import CONFIG, WEIGHTS, list_sentence_files, read_head
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_head
 from pretraining.huggingface.model_card import BaseSummary
 from pretraining.model.shape import HEAD, Sees, Shape
 from pretraining.processes.group import gather, place
@@ -176,10 +176,8 @@ def find_model(name: str | None = None, sees: Sees | None = None) -> StoredModel
 
 
 def list_notes(model: StoredModel) -> list[str]:
-    """Lists notes for the user: doubts about the vocabulary, and files and rows that are left out."""
+    """Lists notes for the user: doubts about the vocabulary, and rows that are left out."""
     notes = list_vocabulary_doubts(model.name, model.vocabulary)
-    if files := list_sentence_files(model.folder):
-        notes.append(f"{model.name}: {', '.join(files)}, for vectors of sentences, are left out of what is written")
     if spare := model.rows - model.shape.vocabulary:
         notes.append(f"{model.name}: {spare:,} rows of its embeddings that belong to no piece are left out")
     return notes

@@ -169,7 +169,7 @@ class Tuner(Loop):
             self.stop(decision)
         self.score_where_due()
         if self.settings.checkpoints.saves_at(step) and not self.is_over:
-            self.write_checkpoint(step, self.state)
+            self.write_checkpoint(step, self.state.as_json())
         self.saver.report()
 
     def is_logged(self, step: int) -> bool:
@@ -201,7 +201,7 @@ class Tuner(Loop):
         self.state.items += items
         self.log.write(record)
         self.logged = record
-        self.look_at_cores()
+        self.warn_of_busy_cores()
 
     def show_progress(self) -> None:
         """Shows the progress of the run, and when its next record is due."""
@@ -252,5 +252,5 @@ class Tuner(Loop):
 
     def stop(self, decision: Decision) -> NoReturn:
         """Saves and ends the run early."""
-        self.write_checkpoint(self.state.step, self.state)
+        self.write_checkpoint(self.state.step, self.state.as_json())
         self.end(decision, self.state.step, f"{self.run.folder}: ")

@@ -5,19 +5,17 @@ from __future__ import annotations
 import gc
 import warnings
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
 from data_prep.common.capacity import num_cores
-from pretraining.checkpoint.writing import Saver, Section
+from pretraining.checkpoint.writing import Saver
 from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
-from pretraining.model import cpu_kernels
 from pretraining.processes.context import Context
 from pretraining.processes.cores import CoreWatch
 from pretraining.processes.environment import HeapLimit
-from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.run_log import RunLog
@@ -50,18 +48,18 @@ class Loop:
         self.garbage = GarbageCollection()
         self._cores = CoreWatch()
         if engine.device.type == "cpu":
-            warn_of_cpus(context)
+            warn_of_threads(context)
 
-    def look_at_cores(self) -> None:
+    def warn_of_busy_cores(self) -> None:
         """Warns once if other programs slow this rank down. It hardly matters on a GPU."""
         if self.context.world.rank == 0 and self.engine.device.type == "cpu" and (word := self._cores.word()):
             self.context.warn(word)
 
-    def write_checkpoint(self, step: int, section: Section) -> None:
-        """Copies the state, and writes the copy while training continues."""
+    def write_checkpoint(self, step: int, progress: dict[str, Any]) -> None:
+        """Copies the state, and writes the copy while training continues; `progress`: that of the training, as JSON."""
         with self.meter.watch.pause():
             self.log.sync()
-            self.saver.save(self.engine, step, section, self.meter.state())
+            self.saver.save(self.engine, step, progress, self.meter.state())
 
     def end(self, decision: Decision, step: int, name: str = "") -> NoReturn:
         """Stops a run early, after its checkpoint is written."""
@@ -105,13 +103,8 @@ def is_due(step: int, every: int) -> bool:
     return bool(every) and step % every == 0
 
 
-def warn_of_cpus(context: Context) -> None:
-    """Warns if ranks compute in different ways, or have more threads than cores. All ranks call it together."""
-    ways, threads, cores = sorted({*gather(cpu_kernels.describe_arithmetic())}), torch.get_num_threads(), num_cores()
-    if context.world.rank:
-        return
-    if len(ways) > 1:
-        masks = ", and draw other masks of dropout" if "no kernels" in ways else ""
-        warnings.warn(f"ranks compute in different ways ({', '.join(ways)}): they round otherwise{masks}", stacklevel=1)
-    if threads > cores:
+def warn_of_threads(context: Context) -> None:
+    """Warns if ranks have more threads than cores."""
+    threads, cores = torch.get_num_threads(), num_cores()
+    if threads > cores and context.world.rank == 0:
         warnings.warn(f"{threads} threads on {cores} cores: they wait for one another; fewer are faster", stacklevel=1)

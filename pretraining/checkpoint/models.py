@@ -14,12 +14,12 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.common.hub import fetch_model, find_folder
-from data_prep.vocabulary.source import FILES, read_vocabulary
+from data_prep.vocabulary.source import FILES
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
-from pretraining.checkpoint.reading import list_parameter_sizes, read_weights_together, require_whole_weights
-from pretraining.checkpoint.record import AVERAGED, EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
+from pretraining.checkpoint.reading import find_fault, list_parameter_sizes, read_weights_together
+from pretraining.checkpoint.record import AVERAGED, EXPORT, RECORD, TOKENIZER, WEIGHT, find_checkpoint, list_finished
 from pretraining.checkpoint.state import Saved
 from pretraining.huggingface import folders
 from pretraining.huggingface.folders import CARD, CONFIG
@@ -29,7 +29,7 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import PIECE_HEAD, Sees, Shape
 from pretraining.objectives.declaration import build_model, find_objective, objectives
 from pretraining.objectives.direction_choice import choose_way
-from pretraining.processes.group import gather
+from pretraining.processes.group import gather, place
 
 SHOWN = 10
 """Number of added pieces that a model card lists."""
@@ -78,16 +78,12 @@ class StoredModel:
             from_hub, licence = (read_front_matter(folder / CARD, key) for key in ("base_model", "license"))
         else:
             if not (list_finished(folder) or (folder / RECORD).exists()):
-                if folders.read_task(folder):
-                    raise UserError(f"{folder}: was fine-tuned on features or with a BiLSTM: predict.py alone takes it")
                 raise UserError(
                     f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
                 )
             folder = find_checkpoint(folder)
             saved = Saved.read(folder)
-            shape, vocabulary, run = saved.record.shape, read_vocabulary(folder), saved.run
-            if vocabulary.sha256 != run.data.vocabulary:
-                raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
+            shape, vocabulary, run = saved.record.shape, saved.read_vocabulary(), saved.run
             from_hub, licence = run.base.hub_model if run.base else None, run.recipe.card.licence
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
         fitted = find_architecture(shape.architecture).fit_vocabulary(shape, vocabulary.special)
@@ -131,7 +127,7 @@ class StoredModel:
         """Reads all weights, by our names; whole heads may be missing."""
         if not self.is_checkpoint:
             return folders.read_folder(self.fetch_weights())[1]
-        require_whole_weights(self.folder)
+        gather(None, find_fault(self.folder, *place(), f"{WEIGHT}-"))
         saved = Saved.read(self.folder)
         weights = read_weights_together(self.folder, list_parameter_sizes(saved.record.shape))
         check_finite(str(self.folder), weights)
@@ -236,20 +232,12 @@ def fetch_together(name: str, files: Sequence[str], revision: str | None = None)
     if not dist.is_initialized():
         return fetch_model(name, files, revision)
     rank, is_first_here = dist.get_rank(), os.environ.get("LOCAL_RANK") == "0"
-    revision = _fetch_in_turn(rank == 0, name, files, revision)
-    _fetch_in_turn(is_first_here and rank > 0, name, files, revision)
+    for is_mine in (rank == 0, rank > 0 and is_first_here):
+        fault = None
+        if is_mine:
+            try:
+                revision = fetch_model(name, files, revision).name
+            except UserError as error:
+                fault = str(error)
+        revision = gather(revision, fault)[0]
     return fetch_model(name, files, revision, from_cache=True)
-
-
-def _fetch_in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) -> str:
-    """Fetches if it is this rank's turn, while the others wait; returns the commit. All ranks raise the first error."""
-    found: tuple[str | None, str | None] = (revision, None)
-    if mine:
-        try:
-            found = fetch_model(name, files, revision).name, None
-        except UserError as error:
-            found = None, str(error)
-    outcomes = gather(found)
-    if errors := [message for _, message in outcomes if message is not None]:
-        raise UserError(errors[0])
-    return str(outcomes[0][0])

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import dotted
 from data_prep.common.wording import explain
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, BranchSummary, DataSummary
@@ -155,3 +157,10 @@ class Saved:
             return cls(folder, record, RunRecord.from_checkpoint(record))
         except UserError as error:
             raise UserError(f"{folder}: {error}") from error
+
+    def read_vocabulary(self) -> Vocabulary:
+        """Reads the vocabulary of its run; raises UserError if it is not the one that it was trained with."""
+        vocabulary = read_vocabulary(self.folder)
+        if vocabulary.sha256 != self.run.data.vocabulary:
+            raise UserError(f"{self.folder}: the vocabulary of its run is not the one that it was trained with")
+        return vocabulary

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -52,13 +52,6 @@ POLL_SECONDS = 0.02
 """Interval at which rank 0 looks for the notes of other ranks."""
 COMPLETE_SECONDS = 60.0
 """How long an error waits until the checkpoint that is being written is complete."""
-
-
-class Section(Protocol):
-    """The section of a checkpoint's record on the progress of a training."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Converts the section to JSON."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +109,9 @@ class Saver:
         with suppress(UserError):  # the first error says why the run ends
             self.report()
 
-    def save(self, engine: Engine, step: int, section: Section, rank_state: MeterState) -> None:
-        """Copies the state of the engine and the progress, and starts writing the copy."""
+    def save(self, engine: Engine, step: int, caller: dict[str, Any], rank_state: MeterState) -> None:
+        """Copies the state of the engine, and starts writing the copy; `caller`: the section of the record on the progress
+        of the training."""
         begin = time.monotonic()
         self.finish_thread()
         folder = self._run / records.FOLDER / f"step-{step:08}"
@@ -129,9 +123,9 @@ class Saver:
         tensors = self._snapshots.take(engine)
         scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
-        late, caller = engine.late_weights, section.as_json()
         shared = engine.mesh.tensor_ranks, dict(engine.shares.divisions)
-        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, (), (), late, *shared)
+        of_engine = (), (), engine.late_weights, *shared
+        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, *of_engine)
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
@@ -223,7 +217,7 @@ class Saver:
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            shutil.move(folder, replaced if records.is_finished(folder) else find_free_name(folder))  # or copies
+            folder.rename(replaced if records.is_finished(folder) else find_free_name(folder))
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -370,13 +364,7 @@ def remove_old(run: Path, settings: Checkpoints) -> None:
         if old != sound and not settings.keeps(records.parse_step(old)):
             gone = old.with_name(old.name + UNFINISHED)  # a kill meanwhile must not leave half a checkpoint
             with suppress(OSError):  # the next save removes the rest
-                try:
-                    old.rename(gone)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:  # overlayfs renames no folder of a lower layer
-                        raise
-                    (old / records.RECORD).unlink()  # first: without a record it is no checkpoint
-                    gone = old
+                old.rename(gone)
                 shutil.rmtree(gone)
 
 

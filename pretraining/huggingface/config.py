@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -118,9 +117,6 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     refuse_faults(where, faults)
     shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
     refuse_faults(where, list(kind.faults(shape)))
-    if (apart := config.get(kind.embedding_dropout, shape.dropout)) != shape.dropout:
-        told = f"{where}: {kind.embedding_dropout} is {apart!r}, and {theirs['dropout']} is {shape.dropout:g}"
-        warnings.warn(f"{told}; Cloze uses that of layers, {shape.dropout:g}, for both", stacklevel=2)
     return _add_objective(shape, config, where)
 
 
@@ -180,11 +176,7 @@ def _list_objectives(shape: Shape, where: str) -> list[Shape]:
         if objective.sees == shape.learns.sees and not objective.named_in_config
     ]
     if not looking:
-        seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}
-        raise UserError(
-            f"{where}: a piece sees {seen[shape.learns.sees]}, as in no objective of {', '.join(objectives())}; put "
-            "back the file of one in pretraining/objectives/ where it does"
-        )
+        raise UserError(f"{where}: a piece sees what it does in no objective of {', '.join(objectives())}")
     looking.sort(key=lambda name: name != OBJECTIVE)
     return [shape.change_learning(objective=name) for name in looking]
 

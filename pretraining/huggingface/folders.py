@@ -18,11 +18,10 @@ Nothing that is read is executed: safetensors, or torch.load with weights_only.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from data_prep.common.errors import UserError, describe_failure
-from data_prep.common.files import absence, read_json, read_table, replaced_name, replacing, unfinished_name, write_json
+from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary.source import FILES as VOCABULARY_FILES
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
@@ -54,10 +53,8 @@ from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
 FILES = (CONFIG, WEIGHTS, *VOCABULARY_FILES, CARD, TASK)
-OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-"""Files that sentence-transformers adds to an encoder of sentence vectors. They are never copied: the pooling was
-trained together with weights that change in training, and an export checks the heads of pre-training only."""
-MODULES, POOLING = OF_SENTENCES[0], "1_Pooling"
+MODULES, POOLING = "modules.json", "1_Pooling"
+"""What sentence-transformers reads. It is never copied: a pooling was trained together with weights that change."""
 MEAN = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": POOLING, "type": "sentence_transformers.models.Pooling"},
@@ -200,29 +197,22 @@ def write_folder(
     card: str,
     dtype: torch.dtype = torch.float32,
     length: int | None = None,
-    check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a folder that transformers loads, atomically.
+    """Writes a pre-trained model into a folder, as transformers loads it.
 
     `vocabulary`: folder of the vocabulary's files, of shards or an earlier export. `length`: limit of the tokenizer
-    (default: the positions). `check` is called with the finished folder before it replaces an earlier export; an error
-    that it raises prevents that.
+    (default: the positions).
     """
     pieces = read_vocabulary(vocabulary)
     _check_size(pieces, shape, vocabulary / pieces.file)
-    made = json.loads(pieces.list_contents()[TOKENIZER_CONFIG])
-    tokenizer = read_table(vocabulary / TOKENIZER_CONFIG) if (vocabulary / TOKENIZER_CONFIG).is_file() else made
-    weights = export_weights(state, shape)
-    with _make_model_folder(folder, weights, card, check, dtype) as unfinished:
-        for name, content in pieces.list_contents().items():
-            with replacing(unfinished / name) as file:
-                file.write((vocabulary / name).read_bytes() if (vocabulary / name).is_file() else content)
-        write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
-        write_json(unfinished / CONFIG, make_config(shape, pieces.special, dtype))
-        if is_theirs(shape):
-            write_json(unfinished / MODULES, MEAN)
-            (unfinished / POOLING).mkdir()
-            write_json(unfinished / POOLING / CONFIG, _describe_pooling(shape))
+    files = pieces.list_contents()
+    files |= {name: (vocabulary / name).read_bytes() for name in files if (vocabulary / name).is_file()}
+    tables = {CONFIG: make_config(shape, pieces.special, dtype)}
+    _write_files(folder, files, length or shape.positions, tables, export_weights(state, shape), card, dtype)
+    if is_theirs(shape):
+        means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+        write_json(folder / MODULES, MEAN)
+        write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": shape.hidden, **means})
 
 
 def write_fine_tuned(
@@ -234,53 +224,52 @@ def write_fine_tuned(
     card: str,
     task: Mapping[str, Any],
     length: int,
-    check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a fine-tuned model as a folder that transformers loads, atomically, as `write_folder` does.
+    """Writes a fine-tuned model into a folder, as transformers loads it; `length`: limit of the tokenizer.
 
     `task`: what is needed to use it besides the names of its labels, written as task.json.
     """
     _check_size(vocabulary, shape, folder)
-    weights = export_weights(state, shape, head)
-    with _make_model_folder(folder, weights, card, check) as unfinished:
-        vocabulary.write(unfinished)
-        tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
-        write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
-        write_json(unfinished / CONFIG, make_config(shape, vocabulary.special, torch.float32, head))
-        write_json(unfinished / TASK, task)
+    tables = {CONFIG: make_config(shape, vocabulary.special, torch.float32, head), TASK: task}
+    _write_files(folder, vocabulary.list_contents(), length, tables, export_weights(state, shape, head), card)
 
 
 def write_bare(
     folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> None:
-    """Writes weights that no class of transformers has, with a card and task.json, atomically; with the vocabulary if
+    """Writes weights that no class of transformers has into a folder, with a card and task.json; with the vocabulary if
     they need no other folder."""
-    with _make_model_folder(folder, dict(weights), card) as unfinished:
-        if vocabulary is not None:
-            vocabulary.write(unfinished)
-        write_json(unfinished / TASK, task)
+    _write_files(folder, vocabulary.list_contents() if vocabulary else {}, None, {TASK: task}, weights, card)
+
+
+def _write_files(
+    folder: Path,
+    files: Mapping[str, bytes],
+    length: int | None,
+    tables: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+    card: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Writes the files of a model; the weights last, with the checksums of the others.
+
+    `files`: those of the vocabulary. `length`: limit of its tokenizer; None if there is none.
+    """
+    check_finite(str(folder), weights, dtype)
+    for name, content in {**files, CARD: card.encode()}.items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    if length is not None:
+        tokenizer = read_table(folder / TOKENIZER_CONFIG)
+        write_json(folder / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
+    for name, table in tables.items():
+        write_json(folder / name, dict(table))
+    write_weights(weights, folder / WEIGHTS, [name for name in FILES if name not in (WEIGHTS, CARD)], dtype)
 
 
 def read_task(folder: Path) -> dict[str, Any]:
     """Reads task.json of a fine-tuned model; empty if it was not fine-tuned here."""
     return read_table(folder / TASK) if (folder / TASK).is_file() else {}
-
-
-def list_sentence_files(folder: Path) -> list[str]:
-    """Lists the files and folders of sentence-transformers in a folder, but for those that every export has."""
-    files, pooling = [name for name in OF_SENTENCES if (folder / name).is_file()], folder / POOLING / CONFIG
-    if MODULES not in files:
-        return []
-    alone = files == [MODULES] and pooling.is_file() and read_json(folder / MODULES) == MEAN
-    if alone and read_json(pooling) == _describe_pooling(read_shape(folder)):
-        return []
-    return [*files, *sorted(f"{path.name}/" for path in folder.glob("[0-9]_*"))]
-
-
-def _describe_pooling(shape: Shape) -> dict[str, Any]:
-    """Makes the config of sentence-transformers' pooling: the mean of the vectors of all pieces."""
-    means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-    return {"word_embedding_dimension": shape.hidden, **means}
 
 
 def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
@@ -292,30 +281,6 @@ def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
         )
 
 
-@contextmanager
-def _make_model_folder(
-    folder: Path,
-    weights: dict[str, Tensor],
-    card: str,
-    check: Callable[[Path], None] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Iterator[Path]:
-    """Yields a temporary folder for other files of a model; then adds card and weights, calls `check`, renames it.
-
-    `weights` is empty when `check` is called, so that whoever reads them back need not hold two copies.
-    """
-    check_finite(str(folder), weights, dtype)
-    with _replacing_folder(folder.resolve()) as unfinished:
-        yield unfinished
-        with replacing(unfinished / CARD) as file:
-            file.write(card.encode())
-        beside = [name for name in FILES if name not in (WEIGHTS, CARD)]
-        write_weights(weights, unfinished / WEIGHTS, beside, dtype)
-        weights.clear()
-        if check is not None:
-            check(unfinished)
-
-
 def read_length(folder: Path, shape: Shape) -> int:
     """Reads the limit of a folder's tokenizer, at most the positions of the model."""
     path = folder / TOKENIZER_CONFIG
@@ -324,8 +289,10 @@ def read_length(folder: Path, shape: Shape) -> int:
 
 
 @contextmanager
-def _replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `folder`, which replaces it when complete."""
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside that of a model, which replaces it at the end; after an error the old one stays.
+    Raises UserError where it cannot be written, or holds files that no model has."""
+    folder = folder.resolve()
     unfinished, replaced = unfinished_name(folder), replaced_name(folder)
     try:
         for place in (folder, unfinished, replaced):

@@ -22,7 +22,6 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
 from pretraining.checkpoint.record import CheckpointRecord, is_finished, list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
-from pretraining.huggingface.folders import list_sentence_files
 from pretraining.huggingface.weights import count_segments, list_row_names
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import SIDES, Sees, Shape
@@ -56,12 +55,9 @@ def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
 def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
     """Says why a vocabulary does not extend that of the model; None if it does."""
     name, theirs = origin.name, origin.vocabulary
-    if ours.kind != theirs.kind:
-        kinds = [find_kind(one.kind).title for one in (theirs, ours)]
+    kinds = [f"{find_kind(one.kind).title}, {'cased' if one.cased else 'uncased'}" for one in (theirs, ours)]
+    if kinds[0] != kinds[1]:
         return f"the vocabulary of {name} is {kinds[0]}, that of the data {kinds[1]}"
-    if ours.cased != theirs.cased:
-        cases = {True: "keeps case and accents", False: "puts text into lower case"}
-        return f"the vocabulary of {name} {cases[theirs.cased]}, that of the data {cases[ours.cased]}"
     for number, (their, our) in enumerate(zip(theirs.pieces, ours.pieces, strict=False)):
         if their != our:
             return f"piece {number:,} is {their!r} in {name} and {our!r} in the data"
@@ -190,14 +186,8 @@ def describe_sight(then: Sees, now: Sees) -> list[str]:
 def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: list[str]) -> str:
     """Describes in one line what a run begins with; `sees`: the pieces that a piece attends to from now on."""
     shape, pieces = origin.shape, len(origin.vocabulary)
-    if origin.rows > pieces and not origin.is_checkpoint:
-        left = [*left, f"{origin.rows - pieces:,} rows of its embeddings that belong to no piece"]
-    if files := list_sentence_files(origin.folder):
-        left = [*left, f"{', '.join(files)}, for vectors of sentences"]
     parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
     parts += describe_sight(shape.learns.sees, sees)
-    if origin.trained < origin.known:
-        parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]
     return "; ".join([*parts, *describe_heads(anew, left)])
 
 

@@ -234,7 +234,7 @@ class Trainer(Loop):
         self.state.begin_phase(phase.number + 1)
         leapt = self.find_leap()
         self.guard.begin_phase()
-        self.write_checkpoint(self.state.step, self.make_section(leapt))
+        self.write_checkpoint(self.state.step, self.make_section(leapt).as_json())
         if self.is_done and self.request.recipe.checkpoints.average:
             self.score_average(phase, self.request.recipe.checkpoints.average)
 
@@ -340,7 +340,7 @@ class Trainer(Loop):
             raise self.make_divergence(reason, first, phase.batch_number(state.phase_step))
         self.log.write(record)
         self.logged = record
-        self.look_at_cores()
+        self.warn_of_busy_cores()
         if self.log.tensorboard:
             for name, values in self.engine.optimizer.histograms().items():
                 self.log.histograms(name, record.step, values)
@@ -374,7 +374,7 @@ class Trainer(Loop):
         self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.find_leap()
         if leapt is None:  # a rollback goes back to this one
             self.batch_kept, self.state.kept_step = self.batch_saved, self.state.phase_step
-        self.write_checkpoint(self.state.step, self.make_section(leapt))
+        self.write_checkpoint(self.state.step, self.make_section(leapt).as_json())
 
     def find_leap(self) -> float | None:
         """Returns the last loss if it has leapt, and warns; else None. No rollback goes back to such a checkpoint."""

@@ -145,22 +145,19 @@ def test_a_text_is_read_from_the_piece_that_sees_all_of_it(kind: str, sees: Sees
 def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str, sees: Sees, tmp_path: Path) -> None:
     shape, head = shape_of(sees), HEADS[kind]
     weights = task_weights(head, shape=shape)
-    vocabulary, checks = WordPiece(PIECES, cased=False), list[tuple[str, float]]()
+    vocabulary = WordPiece(PIECES, cased=False)
     out = tmp_path / "out"
     card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
-
-    def verify(folder: Path) -> None:
-        checks.extend(verify_fine_tuned(folder, shape, head, weights, compute_logits, vocabulary.special))
-
-    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=verify)
+    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16)
+    readers = verify_fine_tuned(out, shape, head, weights, compute_logits, vocabulary.special)
     read, read_head, state = read_fine_tuned(out)
     assert (read, read_head) == (shape.encoder, head)
     assert same(state, weights)
     if sees == "before" and kind in ("spans", "tags"):  # transformers computes these one way, and agrees
-        assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
+        assert [*readers] == ["Cloze", "transformers"]
         assert "No class" not in card
         return
-    assert [reader for reader, _ in checks] == ["Cloze"]
+    assert [*readers] == ["Cloze"]
     assert "No class of transformers" in card
     assert "library_name" not in card
     with pytest.raises(ValueError, match="cloze-"):

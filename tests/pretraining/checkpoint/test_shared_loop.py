@@ -81,24 +81,15 @@ def test_loops_collect_so(toy: Toy, tmp_path: Path) -> None:
 ONE: Any = SimpleNamespace(world=World())
 
 
-def test_ranks_that_round_otherwise_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "gather", lambda own: ["tiles", "lanes"])
-    with pytest.warns(UserWarning, match=r"ranks compute in different ways \(lanes, tiles\): they round otherwise$"):
-        loop.warn_of_cpus(ONE)
-    monkeypatch.setattr(loop, "gather", lambda own: ["no kernels", "lanes"])
-    with pytest.warns(UserWarning, match="they round otherwise, and draw other masks of dropout"):
-        loop.warn_of_cpus(ONE)
-
-
 def test_more_threads_than_cores_are_told() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(num_cores())
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            loop.warn_of_cpus(ONE)
+            loop.warn_of_threads(ONE)
         torch.set_num_threads(num_cores() + 1)
         with pytest.warns(UserWarning, match=rf"{num_cores() + 1} threads on {num_cores()} cores: they wait"):
-            loop.warn_of_cpus(ONE)
+            loop.warn_of_threads(ONE)
     finally:
         torch.set_num_threads(before)
