@@ -36,8 +36,7 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
-from pretraining.scoring.continuing import continue_text
-from pretraining.scoring.sentences import Filling, fill_masks
+from pretraining.scoring.sentences import Filling, continue_text, fill_masks
 from pretraining.scoring.validation import ShardScores, Split, score_shards
 
 Answers = tuple[ShardScores | None, list[list[Filling]], str | None]

@@ -30,8 +30,7 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, replacing_folder, write_bare, write_fine_tuned
 from pretraining.huggingface.model_card import TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
-from pretraining.huggingface.weights import check_finite
-from pretraining.huggingface.weights_file import read_weights
+from pretraining.huggingface.weights import check_finite, read_weights
 from pretraining.model.shape import PIECE_HEAD, Shape
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")

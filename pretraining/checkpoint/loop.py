@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import gc
-import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
-from data_prep.common.capacity import num_cores
 from pretraining.checkpoint.writing import Saver
 from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
@@ -47,8 +43,6 @@ class Loop:
         self.saver = Saver(folder, checkpoints, self.log.say)
         self.garbage = GarbageCollection()
         self._cores = CoreWatch()
-        if engine.device.type == "cpu":
-            warn_of_threads(context)
 
     def warn_of_busy_cores(self) -> None:
         """Warns once if other programs slow this rank down. It hardly matters on a GPU."""
@@ -101,10 +95,3 @@ class GarbageCollection:
 def is_due(step: int, every: int) -> bool:
     """Whether an action with a period of `every` steps is due after this step; 0 is never."""
     return bool(every) and step % every == 0
-
-
-def warn_of_threads(context: Context) -> None:
-    """Warns if ranks have more threads than cores."""
-    threads, cores = torch.get_num_threads(), num_cores()
-    if threads > cores and context.world.rank == 0:
-        warnings.warn(f"{threads} threads on {cores} cores: they wait for one another; fewer are faster", stacklevel=1)

@@ -136,23 +136,19 @@ class StoredModel:
     def build_pretrained(self, predicts: bool = False) -> PretrainingModel:
         """Builds the model with its pre-training heads; raises UserError if one is missing, or if it `predicts` pieces
         and its objective does not."""
-        missing: tuple[str, ...] = ()
-        cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
+        cure = "name the run of its pre-training"
         if self.head is not None:
             raise UserError(f"{self.name}: was fine-tuned, so it says of no piece how likely it is: {cure}")
         if self.is_checkpoint:
             shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
         else:
-            shape, weights, missing = folders.read_folder(self.fetch_weights())
+            shape, weights, _ = folders.read_folder(self.fetch_weights())
         if predicts:
             require_pieces(shape, self.name)
-        if missing:
-            heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
-            raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
         model = build_model(choose_way(shape, self.sees, self.name))
         if lacking := model.state_dict().keys() - weights.keys():
             heads = ", ".join(sorted({name.partition(".")[0] for name in lacking}))
-            raise UserError(f"{self.name}: has no {heads}, which exports leave out; name its run, or a checkpoint")
+            raise UserError(f"{self.name}: has no {heads}, with which it was pre-trained: {cure}")
         model.load_state_dict({name: weights[name] for name in model.state_dict()})  # read one way it has no pooler
         return model.eval()
 
@@ -239,5 +235,8 @@ def fetch_together(name: str, files: Sequence[str], revision: str | None = None)
                 revision = fetch_model(name, files, revision).name
             except UserError as error:
                 fault = str(error)
-        revision = gather(revision, fault)[0]
+        found = gather((revision, fault))
+        if faults := [fault for _, fault in found if fault]:
+            raise UserError(faults[0])  # not of this rank alone, and yet the recipe may have others to tell with it
+        revision = found[0][0]
     return fetch_model(name, files, revision, from_cache=True)

@@ -110,12 +110,12 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
         raise DamageError(f"{path}: its SHA-256 is not the one in it: it changed after it was written")
     try:
         if content.get("format") != FORMAT:
-            raise ValueError(f"format {content.get('format')}, here {FORMAT}")
+            raise TypeError(f"format {content.get('format')}, here {FORMAT}")
         content["shape"], content["made_by"] = read_shape(content["shape"]), MadeBy(**content["made_by"])
         content["files"] = tuple(FileRecord(**file) for file in content["files"])
         content["divisions"] = {name: Division(*each) for name, each in content.get("divisions", {}).items()}
         return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
-    except (KeyError, TypeError, ValueError) as error:  # its checksum is right, so it is not damaged
+    except (KeyError, TypeError) as error:  # its checksum is right, so it is not damaged
         raise UserError(
             f"{path}: written by another version of this program ({error}); go on with the version of this program "
             "that wrote it, or begin anew in another --out folder"

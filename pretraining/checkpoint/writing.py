@@ -35,7 +35,7 @@ from pretraining.checkpoint.reading import REPLACED, UNFINISHED
 from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
-from pretraining.huggingface.weights_file import save_tensors
+from pretraining.huggingface.weights import save_tensors
 from pretraining.mesh.mesh import Mesh, Shares
 from pretraining.model import cpu_kernels
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
@@ -45,8 +45,6 @@ from pretraining.reporting.meter import MeterState
 
 ASIDE = ".damaged"
 """Suffix of a damaged checkpoint that was moved out of the way."""
-FULL = 1 << 16
-"""A disk with fewer free bytes counts as full."""
 EVERYTHING = "*"
 POLL_SECONDS = 0.02
 """Interval at which rank 0 looks for the notes of other ranks."""
@@ -110,8 +108,10 @@ class Saver:
             self.report()
 
     def save(self, engine: Engine, step: int, caller: dict[str, Any], rank_state: MeterState) -> None:
-        """Copies the state of the engine, and starts writing the copy; `caller`: the section of the record on the progress
-        of the training."""
+        """Copies the state of the engine, and starts writing the copy.
+
+        `caller`: the section of the record on the progress of the training.
+        """
         begin = time.monotonic()
         self.finish_thread()
         folder = self._run / records.FOLDER / f"step-{step:08}"
@@ -250,19 +250,17 @@ class Snapshots:
         for flat in engine.flat_tensors:
             if parts := _find_own_parts(flat, engine.shares):
                 source = flat.tensor if kind == records.WEIGHT else engine.optimizer.get_state(flat.tensor)[kind]
-                first, end = (
-                    next(iter(parts.values())).offset,
-                    max(part.offset + part.length for part in parts.values()),
-                )
+                first = next(iter(parts.values())).offset
+                end = max(part.offset + part.length for part in parts.values())
                 pieces.append((source.detach().view(-1)[first:end], first, parts))
-        memory = self._memory(kind, pieces[0][0], sum(len(values) for values, *_ in pieces)) if pieces else None
+        if not pieces:
+            return {}
+        sizes = [len(values) for values, *_ in pieces]
+        memory = self._memory(kind, pieces[0][0], sum(sizes))
         copies: dict[str, Tensor] = {}
-        begin = 0
-        for values, first, parts in pieces:
-            assert memory is not None
-            copied = memory[begin : begin + len(values)].copy_(values, non_blocking=True)
+        for (values, first, parts), copied in zip(pieces, memory.split(sizes), strict=True):
+            copied.copy_(values, non_blocking=True)
             copies |= {key: copied.narrow(0, part.offset - first, part.length) for key, part in parts.items()}
-            begin += len(values)
         return copies
 
     def _memory(self, kind: str, like: Tensor, size: int) -> Tensor:
@@ -313,15 +311,11 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
 
 
 def _explain_failure(unfinished: Path, error: BaseException) -> UserError:
-    """Makes the UserError for an error of writing; checks now whether the disk is full."""
+    """Makes the UserError for an error of writing."""
     within = re.search(r"os error (\d+)", str(error))  # the wording of safetensors
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
-    reason, cure = os.strerror(number) if number else str(error), "find out why"
-    free = FULL
-    with suppress(OSError):
-        free = shutil.disk_usage(unfinished.parent).free
-    if number == errno.ENOSPC or free < FULL:
-        reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
+    reason = os.strerror(number) if number else str(error)
+    cure = "make room, or keep fewer checkpoints (--checkpoints.keep)" if number == errno.ENOSPC else "find out why"
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
 

@@ -176,7 +176,8 @@ def _list_objectives(shape: Shape, where: str) -> list[Shape]:
         if objective.sees == shape.learns.sees and not objective.named_in_config
     ]
     if not looking:
-        raise UserError(f"{where}: a piece sees what it does in no objective of {', '.join(objectives())}")
+        known = ", ".join(objectives())
+        raise UserError(f"{where}: sees as no objective of {known}; put back its file in pretraining/objectives/")
     looking.sort(key=lambda name: name != OBJECTIVE)
     return [shape.change_learning(objective=name) for name in looking]
 

@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from data_prep.common.errors import UserError, describe_failure
+from data_prep.common.errors import DamageError, UserError, describe_failure
 from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary.source import FILES as VOCABULARY_FILES
 from data_prep.vocabulary.source import read_vocabulary
@@ -39,16 +38,15 @@ from pretraining.architectures.declaration import count_encoder_parameters, find
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
 from pretraining.huggingface.weights import (
-    AUTO_CLASSES,
     LISTED,
     check_finite,
     export_weights,
     has_pairs,
     import_weights,
     is_theirs,
-    list_class_names,
+    read_weights,
+    write_weights,
 )
-from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
@@ -91,8 +89,7 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
     """Reads a model that was fine-tuned for a task, here or by transformers; no weight may be missing."""
     shape, head = read_shape(folder).encoder, read_head(folder)
     if head is None:
-        known = (list_class_names(find_architecture(shape.architecture), auto)[0] for auto in AUTO_CLASSES.values())
-        raise UserError(f"{folder / CONFIG}: names none of {', '.join(dict.fromkeys(known))}: not fine-tuned")
+        raise UserError(f"{folder / CONFIG}: names no class with the head of a task: not fine-tuned")
     return shape, head, import_weights(_read_weights(folder), shape, str(folder), head)[0]
 
 
@@ -166,23 +163,18 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     """Reads the tensors of a file in the format of its suffix."""
-    if not path.is_file():
-        raise UserError(f"{path}: missing; download the folder again")
-    if path.suffix == ".safetensors":
-        try:
-            return read_weights(path)
-        except SafetensorError as error:
-            raise UserError(f"{path}: not a whole safetensors file: {error}; download or copy it again") from error
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error}") from error
     try:
+        if path.suffix == ".safetensors":
+            return read_weights(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path}: damaged, or holds more than tensors, which is never executed here: where you trust it, "
             f"load it with transformers and save it as {WEIGHTS}"
         ) from error
-    except Exception as error:  # any error that torch raises for a damaged file
+    except DamageError:
+        raise
+    except Exception as error:  # any error that is raised for a damaged file
         raise UserError(f"{path}: cannot be read: {error}; download or copy it again") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path}: not a dictionary of weights")
@@ -204,7 +196,7 @@ def write_folder(
     (default: the positions).
     """
     pieces = read_vocabulary(vocabulary)
-    _check_size(pieces, shape, vocabulary / pieces.file)
+    assert len(pieces) == shape.vocabulary, "not the vocabulary that it was trained with"
     files = pieces.list_contents()
     files |= {name: (vocabulary / name).read_bytes() for name in files if (vocabulary / name).is_file()}
     tables = {CONFIG: make_config(shape, pieces.special, dtype)}
@@ -229,7 +221,7 @@ def write_fine_tuned(
 
     `task`: what is needed to use it besides the names of its labels, written as task.json.
     """
-    _check_size(vocabulary, shape, folder)
+    assert len(vocabulary) == shape.vocabulary, "not the vocabulary that it was trained with"
     tables = {CONFIG: make_config(shape, vocabulary.special, torch.float32, head), TASK: task}
     _write_files(folder, vocabulary.list_contents(), length, tables, export_weights(state, shape, head), card)
 
@@ -270,15 +262,6 @@ def _write_files(
 def read_task(folder: Path) -> dict[str, Any]:
     """Reads task.json of a fine-tuned model; empty if it was not fine-tuned here."""
     return read_table(folder / TASK) if (folder / TASK).is_file() else {}
-
-
-def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
-    """Raises UserError unless the vocabulary has exactly one piece for each row of the embeddings."""
-    if len(vocabulary) != shape.vocabulary:
-        raise UserError(
-            f"{where}: {len(vocabulary):,} pieces, but the model has {shape.vocabulary:,}: "
-            "not the vocabulary it was trained with"
-        )
 
 
 def read_length(folder: Path, shape: Shape) -> int:

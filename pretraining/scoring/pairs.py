@@ -77,10 +77,10 @@ class Asked:
 
     def list_left_out(self) -> Iterator[str]:
         """Lists lines on pairs without a score."""
-        if self.too_long:
-            yield f"pairs with more than {self.longest} pieces in a sentence: {self.too_long:,}; they are left out"
-        if self.without_pieces:
-            yield f"pairs with no piece in a sentence: {self.without_pieces:,}; they are left out"
+        counts = {f"more than {self.longest} pieces": self.too_long, "no piece": self.without_pieces}
+        for what, count in counts.items():
+            if count:
+                yield f"pairs with {what} in a sentence: {count:,}; they are left out"
 
     def list_doubts(self) -> Iterator[str]:
         """Lists lines on all pairs that cannot be right."""

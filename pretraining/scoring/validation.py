@@ -88,7 +88,7 @@ def score_shards(
     require_vocabulary(manifest, model, folder)
     network = model.build_pretrained()
     trained = model.trained or network.shape.positions
-    length = require_length(length or choose_length(manifest, trained, folder), model.name, network.shape.positions)
+    length = require_length(length or choose_length(manifest, trained), model.name, network.shape.positions)
     network, notes = fit_to_data(network, manifest, folder)
     if length > trained:
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
@@ -140,11 +140,9 @@ def require_length(length: int, name: str, positions: int) -> int:
     return length
 
 
-def choose_length(manifest: Manifest, trained: int, folder: Path) -> int:
+def choose_length(manifest: Manifest, trained: int) -> int:
     """Chooses the longest length of the shards that the model was trained on; if none, the trained length."""
     lengths = manifest.lengths()
-    if not lengths:
-        raise UserError(f"{folder}: no examples")
     return max([length for length in lengths if length <= trained], default=max(trained, SHORTEST))
 
 

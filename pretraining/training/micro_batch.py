@@ -59,15 +59,15 @@ class MicroBatches:
                 if phase.micro_batch == "auto":
                     self._find(number, phase, self._list_conditions(phase, devices))
                 elif self._context.world.rank == 0 and not self._make_trial(phase)(phase.micro_batch):
-                    self._warn_of_shortage(number, phase)
+                    self._context.warn(self._describe_shortage(number, phase, phase.micro_batch))
 
     def _find(self, number: int, phase: Phase, conditions: dict[str, object]) -> None:
         """Keeps the run's earlier micro-batch if nothing has changed; otherwise takes what fits on all ranks."""
         before = self.found.get(phase.name)
         if before is None or before.conditions != conditions:
             own = self.find_largest(phase)
-            fault = f'phases.{number}.micro_batch = "auto": {self._explain_no_room(phase)}'
-            self.found[phase.name] = FoundMicroBatch(min(gather(own, None if own else fault)), conditions)
+            fault = None if own else self._describe_shortage(number, phase, 1)
+            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
         if self._context.world.rank == 0:
             found = self.found[phase.name].sequences
             self._context.console.print(f"micro-batch of phase {phase.name}: {found} (auto)", markup=False)
@@ -90,23 +90,15 @@ class MicroBatches:
         """Returns an error that names a micro-batch that fits, after a step of this rank ran out of memory."""
         self._engine.forget_gradients()
         release_memory(self._engine.device)
-        size, said = self.size_for(phase), f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}: "
-        smaller = self.find_largest(phase, below=size)
-        if smaller is None:
-            return UserError(said + self._explain_no_room(phase))
-        return UserError(
-            f"{said}{size} sequences of length {phase.length} do not fit into {self._where}; give {smaller}, or see "
-            "what else takes memory there"
-        )
+        return UserError(self._describe_shortage(number, phase, self.size_for(phase)))
 
-    def _warn_of_shortage(self, number: int, phase: Phase) -> None:
-        """Warns that a given micro-batch may not fit: it still may, since text does not fill all sequences."""
-        smaller = self.find_largest(phase, below=self.size_for(phase))
-        cure = self._explain_no_room(phase) if smaller is None else f'give {smaller}, or "auto"'
-        self._context.warn(
-            f"phases.{number}.micro_batch = {phase.micro_batch}: so many full sequences of length {phase.length} will "
-            f"probably not fit into {self._where}; {cure}"
-        )
+    def _describe_shortage(self, number: int, phase: Phase, size: int) -> str:
+        """Says that a micro-batch of this size does not fit, and which one does, of full sequences."""
+        smaller, room = self.find_largest(phase, below=size), self._room
+        where = f"{room.usable / 1e9:.1f} GB of a rank" if room.on_cpu else f"{room.size / 1e9:.1f} GB of this GPU"
+        cure = f"give {smaller}, or see what else takes memory there" if smaller else f"take {LESS_MEMORY}"
+        given = f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}"
+        return f"{given}: {size} x {phase.length} pieces do not fit into the {where}; {cure}"
 
     def _list_conditions(self, phase: Phase, devices: list[str]) -> dict[str, object]:
         """Lists all that decides which micro-batch fits: a run keeps its micro-batch while this stays the same."""
@@ -127,15 +119,6 @@ class MicroBatches:
         device = self._engine.device
         name = read_name(device) if device.type == "cuda" else device.type
         return f"{name}, {self._room.size / 1e9:.0f} GB"
-
-    @property
-    def _where(self) -> str:
-        if self._room.on_cpu:
-            return f"the {self._room.usable / 1e9:.1f} GB that a rank may take here"
-        return f"the {self._room.size / 1e9:.1f} GB of this GPU"
-
-    def _explain_no_room(self, phase: Phase) -> str:
-        return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {LESS_MEMORY}"
 
 
 def measure_room(device: torch.device, ranks: int) -> Room:

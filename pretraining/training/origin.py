@@ -24,7 +24,7 @@ from pretraining.checkpoint.record import CheckpointRecord, is_finished, list_fi
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.huggingface.weights import count_segments, list_row_names
 from pretraining.model.encoder import PretrainingModel
-from pretraining.model.shape import SIDES, Sees, Shape
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, list_heads
 from pretraining.training.skips import Skip
 
@@ -145,7 +145,9 @@ def begin_with(model: PretrainingModel, state: RunState, origin: StoredModel, vo
         anew.append(f"positions {origin.shape.positions:,} to {model.shape.positions - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return describe_beginning(origin, model.shape.learns.sees, anew, name_heads(weights.keys() - fresh.keys(), called))
+    begins = f"begins with {origin.name}: {origin.shape.layers} layers of {origin.shape.hidden}"
+    left = name_heads(weights.keys() - fresh.keys(), called)
+    return "; ".join([f"{begins}, {len(origin.vocabulary):,} pieces", *describe_heads(anew, left)])
 
 
 def extend_rows(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
@@ -172,23 +174,10 @@ def describe_change(before: Shape, now: Shape) -> str | None:
     if before.learns.objective == now.learns.objective:
         return None
     objective, theirs = find_objective(now), find_objective(before).heads(before)
-    ours, sight = objective.heads(now), describe_sight(before.learns.sees, now.learns.sees)
+    ours = objective.heads(now)
     anew = [called for name, called in ours.items() if name not in theirs]
     left = [called for name, called in theirs.items() if name not in ours]
-    return "; ".join([f"from here on the model {objective.learns}", *sight, *describe_heads(anew, left)])
-
-
-def describe_sight(then: Sees, now: Sees) -> list[str]:
-    """Describes a change of the pieces that a piece attends to; empty if there is none."""
-    return [f"a piece saw {SIDES[then]}, and from now on {SIDES[now]}"] * (then != now)
-
-
-def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: list[str]) -> str:
-    """Describes in one line what a run begins with; `sees`: the pieces that a piece attends to from now on."""
-    shape, pieces = origin.shape, len(origin.vocabulary)
-    parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
-    parts += describe_sight(shape.learns.sees, sees)
-    return "; ".join([*parts, *describe_heads(anew, left)])
+    return "; ".join([f"from here on the model {objective.learns}", *describe_heads(anew, left)])
 
 
 def describe_heads(anew: list[str], left: list[str]) -> list[str]:

@@ -99,10 +99,10 @@ OTHERS = "or see what else takes memory there"
 @pytest.mark.parametrize(
     ("words", "room", "phase", "why", "cure"),
     [
-        (fixed(6, 2), (20, 5), 0, "6: 6 sequences of length 32 do not fit into the ", f"; give 4, {OTHERS}"),
-        slow(fixed(4, 6), (20, 4), 1, "6: 6 sequences of length 64 do not fit into the ", f"; give 3, {OTHERS}"),
-        (AUTO, (20, 0), 0, '"auto": not even 1 sequence of length 32 fits into the ', f"; {CURE}"),
-        slow(fixed(2, 2), (20, 0), 0, "2: not even 1 sequence of length 32 fits into the ", f"; {CURE}"),
+        (fixed(6, 2), (20, 5), 0, "6: 6 x 32 pieces do not fit into the ", f"; give 4, {OTHERS}"),
+        slow(fixed(4, 6), (20, 4), 1, "6: 6 x 64 pieces do not fit into the ", f"; give 3, {OTHERS}"),
+        (AUTO, (20, 0), 0, '"auto": 1 x 32 pieces do not fit into the ', f"; {CURE}"),
+        slow(fixed(2, 2), (20, 0), 0, "2: 2 x 32 pieces do not fit into the ", f"; {CURE}"),
     ],
 )
 def test_a_micro_batch_that_does_not_fit_says_what_does(
@@ -119,7 +119,7 @@ def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
     command = place.command("run", *AUTO)
     assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
     errors = assert_ended(launch(command, fault=Capacity((9, 3))), Code.CURE)
-    assert 'phases.0.micro_batch = "auto": 4 sequences of length 32 do not fit into the ' in errors
+    assert 'phases.0.micro_batch = "auto": 4 x 32 pieces do not fit into the ' in errors
     assert errors.endswith(f"; give 3, {OTHERS}\n")
 
 
@@ -128,7 +128,7 @@ def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> N
     words = [*fixed(4, 6), "--stop-after", "short"]
     assert [rank.errors for rank in train(place.command("first", *words), fault=Capacity((4, 4)))] == ["", ""]
     [first, second] = train(place.command("both", *fixed(4, 6), "--phases.1.steps", "1"), fault=Capacity((4, 20)))
-    message = "phases.1.micro_batch = 6: so many full sequences of length 64 will probably not fit into the "
+    message = "phases.1.micro_batch = 6: 6 x 64 pieces do not fit into the "
     assert first.errors.startswith(f"warning: {message}")
-    assert '; give 3, or "auto"\n' in first.errors
+    assert f"; give 3, {OTHERS}\n" in first.errors
     assert second.errors == ""

@@ -85,11 +85,11 @@ def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
 
 
 def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert '"int8": on a CPU alone' in refusal(check_int8, torch.device("cuda"), SHAPE)
+    assert "not on cuda for BERT here" in refusal(check_int8, torch.device("cuda"), SHAPE)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "no products of bytes" in refusal(check_int8, torch.device("cpu"), SHAPE)
+    assert "needs a CPU with products of bytes" in refusal(check_int8, torch.device("cpu"), SHAPE)
     monkeypatch.setattr(Bert, "find_server", lambda _: None)
-    assert '"int8": layers of BERT are not computed' in refusal(check_int8, torch.device("cpu"), SHAPE)
+    assert "not on cpu for BERT here" in refusal(check_int8, torch.device("cpu"), SHAPE)
 
 
 def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,9 +63,6 @@ def test_a_folder_of_transformers(bert: Path) -> None:
     assert model.shape == replace(SHAPE, positions=64).encoder
     assert "pooler.weight" in model.encoder
     assert same(model.encoder, read_encoder(bert)[1])
-    (bert / "modules.json").write_text("[]")  # as in the folder of a sentence model
-    (note,) = list_notes(find_model(str(bert)))
-    assert "modules.json, 1_Pooling/" in note
     assert f"{bert}: not fine-tuned for a task" in refusal(read_fine_tuned, model, MNLI)
 
 

@@ -82,7 +82,7 @@ def test_a_roberta_that_gives_unknown_words_no_position_is_refused(reader: str, 
     write_roberta(tmp_path / "in", RobertaForSequenceClassification if reader == "predict" else RobertaForMaskedLM)
     told = r"in: pad_token_id is 1 in config\.json, .*'\[UNK\]', .*'\[PAD\]', 0; .*pad_token_id 0"
     if reader == "export":
-        assert_refusal(told, export, tmp_path / "in", tmp_path / "out")
+        assert_refusal(told, export, Export(tmp_path / "in", tmp_path / "out"))
     else:
         read = StoredModel.open if reader == "init" else lambda name: prediction.load(Path(name))
         assert_refusal(told, read, str(tmp_path / "in"))

@@ -44,7 +44,7 @@ from pretraining.config.settings import Checkpoints, Parallel, Precision, Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine, LossScaler
 from pretraining.huggingface.model_card import DataSummary
-from pretraining.huggingface.weights_file import save_tensors
+from pretraining.huggingface.weights import save_tensors
 from pretraining.mesh.mesh import Shares
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, find_objective
@@ -153,7 +153,7 @@ def test_what_is_written_is_read(scores: Any) -> None:
         1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, begun_positions=80, trained_segments=1
     )
     written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND, skips=[[0, 2, 1, "it leapt"]])
-    assert RunRecord.from_checkpoint(record_of(written.as_json())) == written
+    assert RunRecord.from_checkpoint(record_of(written.as_json()), Path()) == written
 
 
 @pytest.mark.parametrize(

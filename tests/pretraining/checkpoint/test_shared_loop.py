@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import gc
-import warnings
 import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 from support.finetuning import Toy, fine_tune
 from support.training import assert_well
 
-from data_prep.common.capacity import num_cores
-from data_prep.common.launchers import World
 from finetuning.running.loop import Tuner
-from pretraining.checkpoint import loop
 from pretraining.checkpoint.loop import GarbageCollection
 
 
@@ -76,20 +69,3 @@ def test_loops_collect_so(toy: Toy, tmp_path: Path) -> None:
     assert first == "True"
     assert others
     assert {*others} == {"False"}
-
-
-ONE: Any = SimpleNamespace(world=World())
-
-
-def test_more_threads_than_cores_are_told() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(num_cores())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            loop.warn_of_threads(ONE)
-        torch.set_num_threads(num_cores() + 1)
-        with pytest.warns(UserWarning, match=rf"{num_cores() + 1} threads on {num_cores()} cores: they wait"):
-            loop.warn_of_threads(ONE)
-    finally:
-        torch.set_num_threads(before)

@@ -168,7 +168,7 @@ def test_a_share_that_is_missing_is_named(shared: Shared, tmp_path: Path) -> Non
         os.link(checkpoint / file.path, copy / file.path)
     gone = [file for file in record.files if file.path == f"{WEIGHT}-00003-of-00004.safetensors"]
     write_record(copy, replace(record, files=tuple(file for file in record.files if file not in gone)))
-    with pytest.raises(DamageError, match="elements of .* are not in it"):
+    with pytest.raises(DamageError, match="are not in it"):
         read_weights(copy, list_parameter_sizes(record.shape))
     write_record(copy, replace(record, files=tuple(gone)))
     (copy / gone[0].path).unlink()

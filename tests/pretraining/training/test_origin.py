@@ -130,7 +130,6 @@ def test_what_saw_both_sides_may_learn_one_way_and_that_is_said(tmp_path: Path, 
     origin, sees = StoredModel.open(str(bert)), objectives()[name].sees
     model = build_model(origin.shape.change_learning(objective=name, sees=sees, pairs=False)).initialize(1)
     said = begin_with(model, RunState(), origin, BASE)
-    assert f"; a piece saw all others, and from now on those {sees} it" in said
     assert ("; left out: pooler, next-sentence head" in said) == pairs
     weights = origin.read_weights()
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
