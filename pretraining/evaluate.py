@@ -145,9 +145,6 @@ def print_answers(wanted: Evaluate, found: Answers) -> None:
         lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
-        if scores.left_out:
-            kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
-            lines.append(f"left out of the bits, since they have no characters: {kinds}")
     lines += [] if continuation is None else [continuation]
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 

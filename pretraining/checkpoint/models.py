@@ -157,27 +157,24 @@ class StoredModel:
         """The weights of the encoder, and of the pooler if there is a trained one: also one that is part of another
         head, as in transformers."""
         if not self.is_checkpoint:
-            return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
+            return cut_rows(self.shape, folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
         kept = list_weights(self.shape, "none")
         if count_segments(weights, self.shape) == 1 < self.shape.segments:  # without pairs, which train the pooler
             kept = find_architecture(self.shape.architecture).weights(self.shape)
         shared = {weight.theirs: weight.ours for weight in list_weights(Saved.read(self.folder).record.shape)}
         sources = {weight.ours: shared.get(weight.theirs, weight.ours) for weight in kept}
-        return self.cut_embeddings({ours: weights[name] for ours, name in sources.items() if name in weights})
+        return cut_rows(self.shape, {ours: weights[name] for ours, name in sources.items() if name in weights})
 
     @cached_property
     def language_head(self) -> dict[str, Tensor]:
         """The weights of the head that predicts pieces, by our names; empty if there is none, as after fine-tuning."""
         if self.head is not None:
             return {}
-        return self.cut_embeddings(
-            {name: weight for name, weight in self.read_weights().items() if name.startswith(f"{PIECE_HEAD}.")}
+        return cut_rows(
+            self.shape,
+            {name: weight for name, weight in self.read_weights().items() if name.startswith(f"{PIECE_HEAD}.")},
         )
-
-    def cut_embeddings(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Leaves out the rows of the embeddings, and of the bias that goes with them, that belong to no piece."""
-        return cut_rows(self.shape, weights) if self.shape.vocabulary < self.rows else weights
 
     def fetch_weights(self) -> Path:
         """Returns its folder of transformers, after fetching the weights of the same commit if it is on the hub:

@@ -12,7 +12,7 @@ import json
 import os
 import stat
 import warnings
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from operator import ne
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -165,7 +165,8 @@ def import_weights(
         elif not tensor.is_floating_point():
             faults.append(f"{given} holds {tensor.dtype}; only unquantised weights can be read")
     missing = [weight for weight in weights if not all(name in found for name in weight.theirs)]
-    absent = () if isinstance(heads, TaskHead) else _list_absent_heads(kind, shape, found)
+    declared = {} if isinstance(heads, TaskHead) else kind.heads(shape)
+    absent = [head for head, own in declared.items() if not any(name in found for each in own for name in each.theirs)]
     lost = [weight for weight in missing if weight.ours.partition(".")[0] not in absent]
     faults += [f"{name} is missing" for weight in lost for name in weight.theirs if name not in found]
     refuse_faults(where, faults)
@@ -214,12 +215,6 @@ def _complete_name(given: str, kind: Architecture) -> str:
     for old, new in kind.old_ends.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
-
-
-def _list_absent_heads(kind: Architecture, shape: Shape, found: Container[str]) -> list[str]:
-    """Lists the heads of pre-training that are missing as a whole."""
-    heads = kind.heads(shape).items()
-    return [head for head, weights in heads if not any(name in found for weight in weights for name in weight.theirs)]
 
 
 def check_finite(where: str, weights: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> None:

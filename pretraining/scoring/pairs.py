@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tally:
+class PairCount:
     """The number of pairs, and of those that a model gets right."""
 
     right: int
@@ -133,13 +133,13 @@ def are_scored(scores: Array) -> Array:
     return np.asarray(np.isfinite(scores).all(axis=1))
 
 
-def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
+def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, PairCount]:
     """Counts right pairs by name, such as their paradigm, in the order of first appearance, without unscored pairs."""
     kinds, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
     counts = np.bincount(numbers, scored).astype(int).tolist()
     rights = np.bincount(numbers, right & scored).astype(int).tolist()
     first = {name: place for place, name in reversed(list(enumerate(names)))}
-    found = {name: Tally(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
+    found = {name: PairCount(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
     return dict(sorted(found.items(), key=lambda item: first[item[0]]))
 
 
