@@ -23,16 +23,13 @@ prepare_process()
 
 import json
 import math
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import write_json
 from data_prep.common.launchers import World
-from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
@@ -73,11 +70,7 @@ class Evaluate:
     seed: int = 1
     """Decides what is drawn."""
     json: bool = False
-    """Print JSON."""
-    out: Path | None = None
-    """Write JSON into this file, too."""
-    replace: bool = False
-    """Replace a file that something else has made."""
+    """Print JSON, for a file: `> FILE`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes, in fp32."""
 
@@ -100,12 +93,7 @@ def evaluate(wanted: Evaluate) -> None:
     faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))
-    sources = [wanted.data] if wanted.data else []
-    with making([wanted.out], "evaluate.py", sources, wanted.replace) if wanted.out else nullcontext():
-        found = find_answers(wanted)
-        if wanted.out:
-            write_json(wanted.out, _as_json(*found))
-    print_answers(wanted, found)
+    print_answers(wanted, find_answers(wanted))
 
 
 def find_answers(wanted: Evaluate) -> Answers:
@@ -145,6 +133,9 @@ def print_answers(wanted: Evaluate, found: Answers) -> None:
         lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+        if scores.left_out:
+            kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
+            lines.append(f"left out of the bits, since they have no characters: {kinds}")
     lines += [] if continuation is None else [continuation]
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 

@@ -98,7 +98,7 @@ class Tuner(Loop):
     def train(self) -> TuningState:
         """Trains the remaining steps."""
         control = self.context.control
-        with self.log, self.saver, self.garbage, control.interruptible(self.log.say, lambda: CONTINUES):
+        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
                 self.keep_activations()
                 with closing(self.batches.iterate(self.state.step, self.context.device)) as ahead:
@@ -109,7 +109,7 @@ class Tuner(Loop):
                         self.show_progress()
                         self.step(*next(ahead))
                         self.after_step()
-                        self.garbage.after_step(self.state.step)
+                        self.heap.after_step()
             except GivenUpError:
                 self.stop(control.decide(wrong=False, saving=0.0))
             except CollapseError:

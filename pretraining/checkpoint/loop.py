@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,7 +40,7 @@ class Loop:
             name=context.run,
         )
         self.saver = Saver(folder, checkpoints, self.log.say)
-        self.garbage = GarbageCollection()
+        self.heap = HeapLimit()
         self._cores = CoreWatch()
 
     def warn_of_busy_cores(self) -> None:
@@ -60,36 +59,6 @@ class Loop:
         self.saver.finish()
         stopped = f"{name}stopped by {decision.cause} after step {step:,}, and saved"
         raise StoppedError(f"{stopped}; the same command continues from there", decision)
-
-
-class GarbageCollection:
-    """Within a loop, runs Python's garbage collector at the same steps on all ranks: otherwise each rank
-    collects at steps of its own, for up to half a second, while the others wait. Limits the heap after each step, too.
-    """
-
-    EVERY = 1000
-    """steps"""
-
-    def __enter__(self) -> GarbageCollection:
-        self._is_frozen, self._heap = False, HeapLimit()
-        return self
-
-    def after_step(self, step: int) -> None:
-        """Collects garbage after the first step and after each 1,000th. Objects that are alive after the first step are
-        frozen: later collections ignore them."""
-        self._heap.after_step()
-        if not self._is_frozen:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            self._is_frozen = True
-        elif is_due(step, self.EVERY):
-            gc.collect()
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_frozen:
-            gc.enable()
-            gc.unfreeze()
 
 
 def is_due(step: int, every: int) -> bool:

@@ -99,7 +99,7 @@ class Trainer(Loop):
     def train(self) -> None:
         """Trains the phases that are left, up to one with another objective."""
         begin, request = time.monotonic(), self.request
-        with self.log, self.saver, self.garbage, self.profile or nullcontext():
+        with self.log, self.saver, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
             if self.branch is not None:
                 self.log.text("branch", f"of {self.branch}")
@@ -213,7 +213,7 @@ class Trainer(Loop):
         if saves:
             self.save(phase)
         self.saver.report()
-        self.garbage.after_step(step)
+        self.heap.after_step()
 
     def evaluate_what_a_stop_left(self, phase: TrainingPhase) -> None:
         """Makes up an evaluation that was due when the last start was stopped, except at the end of a phase."""
