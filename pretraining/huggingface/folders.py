@@ -121,15 +121,13 @@ def read_pieces(folder: Path, shape: Shape, name: str) -> Vocabulary:
     if len(pieces) > shape.vocabulary:
         raise UserError(f"{name}: {len(pieces):,} pieces, but the model has only {shape.vocabulary:,}")
     padding, pad = find_architecture(shape.architecture).find_padding(shape), pieces.special.pad
-    if padding is None or padding == pad or padding >= len(pieces):
+    if padding in (None, pad) or padding >= len(pieces) or pieces.pieces[padding].startswith(UNUSED):
         return pieces
-    if not pieces.pieces[padding].startswith(UNUSED):
-        raise UserError(
-            f"{name}: pad_token_id is {padding} in {CONFIG}, so transformers counts no position for "
-            f"{pieces.pieces[padding]!r}, but the tokenizer pads with {pieces.pieces[pad]!r}, {pad}; copy the "
-            f"tokenizer of the model's training into the folder, or train the model anew with pad_token_id {pad}"
-        )
-    return pieces
+    raise UserError(
+        f"{name}: pad_token_id is {padding} in {CONFIG}, so transformers counts no position for "
+        f"{pieces.pieces[padding]!r}, but the tokenizer pads with {pieces.pieces[pad]!r}, {pad}; copy the "
+        f"tokenizer of the model's training into the folder, or train the model anew with pad_token_id {pad}"
+    )
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -147,12 +145,10 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def _read_parts(index: Path) -> dict[str, Tensor]:
     """Reads weights from several files by their index."""
     places = read_table(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise UserError(f"{index}: no weight_map in it")
+    if not isinstance(places, dict) or not all(Path(str(name)).name == name for name in places.values()):
+        raise UserError(f"{index}: its weight_map does not name files beside it")
     state: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
-        if Path(name).name != name:
-            raise UserError(f"{index}: {name!r} is not a file beside it")
         part = _read_file(index.with_name(name))
         expected = {weight for weight, file in places.items() if file == name}
         if wrong := sorted(part.keys() ^ expected):

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import tyro
-from pydantic_core import PydanticCustomError
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -127,7 +126,7 @@ def _require_licence(licence: str | None) -> None:
     try:
         if licence is not None:
             check_licence(licence)
-    except PydanticCustomError as error:
+    except ValueError as error:
         raise UserError(f"--licence {licence}: {error}") from None
 
 

@@ -20,8 +20,8 @@ from support.training import (
     train_straight,
 )
 
-from pretraining.checkpoint.record import list_finished, read_record
-from pretraining.checkpoint.state import RunRecord
+from pretraining.checkpoint.record import list_finished
+from pretraining.checkpoint.state import Saved
 from pretraining.processes.ending import Code
 
 AUTO = ["--phases.0.micro_batch", "auto", "--phases.1.micro_batch", "auto"]
@@ -34,7 +34,7 @@ def fixed(first: int, second: int) -> list[str]:
 
 def kept(run: Path) -> dict[str, int]:
     """The micro-batches that the last checkpoint knows."""
-    found = RunRecord.from_checkpoint(read_record(list_finished(run)[-1])).micro_batches
+    found = Saved.read(list_finished(run)[-1]).run.micro_batches
     return {name: each.sequences for name, each in found.items()}
 
 

@@ -168,7 +168,7 @@ def point_outside(folder: Path) -> None:
             in_parts(lambda folder: save_file({}, folder / "model-00002-of-00002.safetensors")),
             "does not hold what the index says",
         ),
-        (in_parts(point_outside), "not a file beside it"),
+        (in_parts(point_outside), "does not name files beside it"),
     ],
 )
 def test_damage_is_named(change: Callable[[Path], Any], message: str, folder: Path) -> None:
