@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Self
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from pretraining.model.fused import Dropout, drop
 from pretraining.model.shape import PIECE_HEAD, Shape
 from pretraining.objectives.declaration import find_objective
 
+AnyTaskModel = TypeVar("AnyTaskModel", bound="TaskModel")
 NO_BILSTM = BiLstm()
 
 
@@ -96,7 +97,7 @@ class TaskModel(Encoder):
         if language:
             self.masked_head = kind.build_head(PIECE_HEAD, shape, find_objective(shape).logits_at_once)
 
-    def initialize(self, seed: int) -> Self:
+    def initialize(self: AnyTaskModel, seed: int) -> AnyTaskModel:
         """Draws fresh weights, the same on all ranks for a seed."""
         super().initialize(seed)
         if self.has_bilstm:

@@ -258,7 +258,7 @@ class Snapshots:
         sizes = [len(values) for values, *_ in pieces]
         memory = self._memory(kind, pieces[0][0], sum(sizes))
         copies: dict[str, Tensor] = {}
-        for (values, first, parts), copied in zip(pieces, memory.split(sizes), strict=True):
+        for (values, first, parts), copied in zip(pieces, memory.split_with_sizes(sizes), strict=True):
             copied.copy_(values, non_blocking=True)
             copies |= {key: copied.narrow(0, part.offset - first, part.length) for key, part in parts.items()}
         return copies

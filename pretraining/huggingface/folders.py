@@ -121,7 +121,7 @@ def read_pieces(folder: Path, shape: Shape, name: str) -> Vocabulary:
     if len(pieces) > shape.vocabulary:
         raise UserError(f"{name}: {len(pieces):,} pieces, but the model has only {shape.vocabulary:,}")
     padding, pad = find_architecture(shape.architecture).find_padding(shape), pieces.special.pad
-    if padding in (None, pad) or padding >= len(pieces) or pieces.pieces[padding].startswith(UNUSED):
+    if padding is None or padding == pad or padding >= len(pieces) or pieces.pieces[padding].startswith(UNUSED):
         return pieces
     raise UserError(
         f"{name}: pad_token_id is {padding} in {CONFIG}, so transformers counts no position for "
@@ -193,8 +193,8 @@ def write_folder(
     """
     pieces = read_vocabulary(vocabulary)
     assert len(pieces) == shape.vocabulary, "not the vocabulary that it was trained with"
-    files = pieces.list_contents()
-    files |= {name: (vocabulary / name).read_bytes() for name in files if (vocabulary / name).is_file()}
+    there = [name for name in pieces.list_contents() if (vocabulary / name).is_file()]
+    files = {**pieces.list_contents(), **{name: (vocabulary / name).read_bytes() for name in there}}
     tables = {CONFIG: make_config(shape, pieces.special, dtype)}
     _write_files(folder, files, length or shape.positions, tables, export_weights(state, shape), card, dtype)
     if is_theirs(shape):
