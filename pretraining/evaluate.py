@@ -29,14 +29,11 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import write_json
 from data_prep.common.launchers import World
-from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.group import choose_device
-from pretraining.scoring.continuing import continue_text
-from pretraining.scoring.sentences import Filling, fill_masks
+from pretraining.scoring.sentences import Filling, continue_text, fill_masks
 from pretraining.scoring.validation import ShardScores, Split, score_shards
 
 Answers = tuple[ShardScores | None, list[list[Filling]], str | None]
@@ -73,11 +70,7 @@ class Evaluate:
     seed: int = 1
     """Decides what is drawn."""
     json: bool = False
-    """Print JSON."""
-    out: Path | None = None
-    """Write JSON into this file, too."""
-    replace: bool = False
-    """Replace a file that something else has made."""
+    """Print JSON, for a file: `> FILE`."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the model computes, in fp32."""
 
@@ -100,13 +93,7 @@ def evaluate(wanted: Evaluate) -> None:
     faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))
-    if wanted.out is None:
-        print_answers(wanted, find_answers(wanted))
-        return
-    with making([wanted.out], "evaluate.py", [wanted.data] if wanted.data else [], wanted.replace):
-        found = find_answers(wanted)
-        write_json(wanted.out, _as_json(*found))
-    print_answers(wanted, found)
+    print_answers(wanted, find_answers(wanted))
 
 
 def find_answers(wanted: Evaluate) -> Answers:

@@ -22,7 +22,7 @@ from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.architectures.weights import TaskHead
-from pretraining.checkpoint.models import StoredModel
+from pretraining.checkpoint.models import StoredModel, cut_rows
 from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_head
@@ -195,7 +195,7 @@ def read_fine_tuned(model: StoredModel, wanted: TaskHead) -> tuple[dict[str, Ten
     """Reads the weights of a fine-tuned model, with its outputs in the order of the labels of the `wanted` head, which
     must have the same names; returns notes for the user, too."""
     order, notes = find_order(wanted, model)
-    weights = model.cut_embeddings(folders.read_fine_tuned(model.fetch_weights())[2])
+    weights = cut_rows(model.shape, folders.read_fine_tuned(model.fetch_weights())[2])
     if order is not None:
         weights |= {f"head.{end}": weights[f"head.{end}"][order] for end in ("weight", "bias")}
     return weights, notes

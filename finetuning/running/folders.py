@@ -27,11 +27,10 @@ from finetuning.settings import BiLstm, FineTuning
 from pretraining.architectures.declaration import read_shape
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
-from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, write_bare, write_fine_tuned
+from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_task, replacing_folder, write_bare, write_fine_tuned
 from pretraining.huggingface.model_card import TaskProvenance, make_task_card
 from pretraining.huggingface.verify import verify_fine_tuned
-from pretraining.huggingface.weights import check_finite
-from pretraining.huggingface.weights_file import read_weights
+from pretraining.huggingface.weights import check_finite, read_weights
 from pretraining.model.shape import PIECE_HEAD, Shape
 
 TOLD = ("learning_rate", "batch", "epochs", "warmup", "seed")
@@ -74,11 +73,9 @@ def _write_fine_tuned(
         settings={name: getattr(settings, name) for name in TOLD},
     )
     card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made)
-
-    def check(folder: Path) -> None:
-        verify_fine_tuned(folder, shape, head, weights, compute_logits, vocabulary.special)
-
-    write_fine_tuned(run.folder / MODEL, shape, head, weights, vocabulary, card, use, settings.length, check=check)
+    with replacing_folder(run.folder / MODEL) as unfinished:
+        write_fine_tuned(unfinished, shape, head, weights, vocabulary, card, use, settings.length)
+        verify_fine_tuned(unfinished, shape, head, weights, compute_logits, vocabulary.special)
 
 
 def _write_without_class(
@@ -101,7 +98,8 @@ def _write_without_class(
         content |= {"bilstm": settings.bilstm.model_dump(mode="json"), "shape": shape.values()}
         what, vocabulary = f"{name} with a BiLSTM on top", base.model.vocabulary
         said = "Fine-tuned together. transformers has no class for it; task.json has its sizes."
-    write_bare(run.folder / MODEL, weights, CARD.format(task=run.task.name, what=what, said=said), content, vocabulary)
+    with replacing_folder(run.folder / MODEL) as unfinished:
+        write_bare(unfinished, weights, CARD.format(task=run.task.name, what=what, said=said), content, vocabulary)
 
 
 def has_no_class(folder: Path) -> bool:

@@ -95,7 +95,7 @@ class Tuner(Loop):
     def train(self) -> TuningState:
         """Trains the remaining steps."""
         control = self.context.control
-        with self.log, self.saver, self.garbage, control.interruptible(self.log.say, lambda: CONTINUES):
+        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES):
             try:
                 self.keep_activations()
                 with closing(self.batches.iterate(self.state.step, self.context.device)) as ahead:
@@ -106,7 +106,7 @@ class Tuner(Loop):
                         self.show_progress()
                         self.step(*next(ahead))
                         self.after_step()
-                        self.garbage.after_step(self.state.step)
+                        self.heap.after_step()
             except GivenUpError:
                 self.stop(control.decide(wrong=False, saving=0.0))
             except CollapseError:
@@ -169,7 +169,7 @@ class Tuner(Loop):
             self.stop(decision)
         self.score_where_due()
         if self.settings.checkpoints.saves_at(step) and not self.is_over:
-            self.write_checkpoint(step, self.state)
+            self.write_checkpoint(step, self.state.as_json())
         self.saver.report()
 
     def is_logged(self, step: int) -> bool:
@@ -246,5 +246,5 @@ class Tuner(Loop):
 
     def stop(self, decision: Decision) -> NoReturn:
         """Saves and ends the run early."""
-        self.write_checkpoint(self.state.step, self.state)
+        self.write_checkpoint(self.state.step, self.state.as_json())
         self.end(decision, self.state.step, f"{self.run.folder}: ")

@@ -198,7 +198,7 @@ def write_results(asked: Questions, scores: Array) -> None:
     if asked.scored_now:
         use = asked.flops / asked.seconds / measure_flops(asked.scorer.device, torch.float32)
     result = PairsResult(
-        **make_group_score(minimal.Tally(int((right & scored).sum()), int(scored.sum()))).as_dict(),
+        **make_group_score(minimal.PairCount(int((right & scored).sum()), int(scored.sum()))).as_dict(),
         model=asked.model.name,
         checksum=asked.begun.model["checksum"],
         data=str(asked.path),
@@ -226,7 +226,7 @@ def write_results(asked: Questions, scores: Array) -> None:
     asked.console.print(f"all scores are in {out}")
 
 
-def make_group_score(tally: minimal.Tally) -> GroupScore:
+def make_group_score(tally: minimal.PairCount) -> GroupScore:
     """Makes the accuracy of a group with its standard error."""
     spread = estimate_share_spread(tally.right, tally.pairs)
     return GroupScore(accuracy=tally.accuracy, spread=spread, **asdict(tally))

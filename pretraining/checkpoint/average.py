@@ -87,16 +87,13 @@ def list_alike(run: Path, most: int) -> list[Path]:
 
 def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """Returns the steps of this many last checkpoints of a run, and the means of their weights; one process does it."""
-    if count < 2:
-        raise UserError(f"--average {count}: take 2 or more checkpoints")
-    alike = list_alike(run, count)
-    if not alike:
-        raise UserError(f"--average {count}: {run} is a single checkpoint; name its run")
-    if len(alike) == 1:
-        raise UserError(f"--average {count}: there is one checkpoint of it, {alike[0].name}, and so no average")
-    if count > len(alike):
-        there = ", ".join(path.name for path in alike)
-        raise UserError(f"--average {count}: there are {len(alike)} checkpoints of it: {there}; take as many, or fewer")
+    alike = list_alike(run, max(count, 2))
+    if not 2 <= count <= len(alike):
+        there = ", ".join(path.name for path in alike) or "none"
+        raise UserError(
+            f"--average {count}: there are {len(alike)} checkpoints with the same weights in {run}: {there}; take 2 or "
+            "more of them"
+        )
     return tuple(map(parse_step, alike)), dict(_average_weights(alike))
 
 

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import torch
-
-from data_prep.common.capacity import num_cores
-from pretraining.checkpoint.writing import Saver, Section
+from pretraining.checkpoint.writing import Saver
 from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
-from pretraining.model import cpu_kernels
 from pretraining.processes.context import Context
 from pretraining.processes.environment import HeapLimit
-from pretraining.processes.group import gather
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.reporting.meter import Meter
 from pretraining.reporting.run_log import RunLog
@@ -46,15 +39,13 @@ class Loop:
             name=context.run,
         )
         self.saver = Saver(folder, checkpoints, self.log.say)
-        self.garbage = GarbageCollection()
-        if engine.device.type == "cpu":
-            warn_of_cpus(context)
+        self.heap = HeapLimit()
 
-    def write_checkpoint(self, step: int, section: Section) -> None:
-        """Copies the state, and writes the copy while training continues."""
+    def write_checkpoint(self, step: int, progress: dict[str, Any]) -> None:
+        """Copies the state, and writes the copy while training continues; `progress`: that of the training, as JSON."""
         with self.meter.watch.pause():
             self.log.sync()
-            self.saver.save(self.engine, step, section, self.meter.state())
+            self.saver.save(self.engine, step, progress, self.meter.state())
 
     def end(self, decision: Decision, step: int, name: str = "") -> NoReturn:
         """Stops a run early, after its checkpoint is written."""
@@ -63,48 +54,6 @@ class Loop:
         raise StoppedError(f"{stopped}; the same command continues from there", decision)
 
 
-class GarbageCollection:
-    """Within a loop, runs Python's garbage collector at the same steps on all ranks: otherwise each rank
-    collects at steps of its own, for up to half a second, while the others wait. Limits the heap after each step, too.
-    """
-
-    EVERY = 1000
-    """steps"""
-
-    def __enter__(self) -> GarbageCollection:
-        self._is_frozen, self._heap = False, HeapLimit()
-        return self
-
-    def after_step(self, step: int) -> None:
-        """Collects garbage after the first step and after each 1,000th. Objects that are alive after the first step are
-        frozen: later collections ignore them."""
-        self._heap.after_step()
-        if not self._is_frozen:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-            self._is_frozen = True
-        elif is_due(step, self.EVERY):
-            gc.collect()
-
-    def __exit__(self, *_: object) -> None:
-        if self._is_frozen:
-            gc.enable()
-            gc.unfreeze()
-
-
 def is_due(step: int, every: int) -> bool:
     """Whether an action with a period of `every` steps is due after this step; 0 is never."""
     return bool(every) and step % every == 0
-
-
-def warn_of_cpus(context: Context) -> None:
-    """Warns if ranks compute in different ways, or have more threads than cores. All ranks call it together."""
-    ways, threads, cores = sorted({*gather(cpu_kernels.describe_arithmetic())}), torch.get_num_threads(), num_cores()
-    if context.world.rank:
-        return
-    if len(ways) > 1:
-        masks = ", and draw other masks of dropout" if "no kernels" in ways else ""
-        warnings.warn(f"ranks compute in different ways ({', '.join(ways)}): they round otherwise{masks}", stacklevel=1)
-    if threads > cores:
-        warnings.warn(f"{threads} threads on {cores} cores: they wait for one another; fewer are faster", stacklevel=1)

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.common.hub import fetch_model, find_folder
-from data_prep.vocabulary.source import FILES, read_vocabulary
+from data_prep.vocabulary.source import FILES
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
-from pretraining.checkpoint.reading import list_parameter_sizes, read_weights_together, require_whole_weights
-from pretraining.checkpoint.record import AVERAGED, EXPORT, RECORD, TOKENIZER, find_checkpoint, list_finished
+from pretraining.checkpoint.reading import find_fault, list_parameter_sizes, read_weights_together
+from pretraining.checkpoint.record import AVERAGED, EXPORT, RECORD, TOKENIZER, WEIGHT, find_checkpoint, list_finished
 from pretraining.checkpoint.state import Saved
 from pretraining.huggingface import folders
 from pretraining.huggingface.folders import CARD, CONFIG
@@ -29,7 +29,7 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import PIECE_HEAD, Sees, Shape
 from pretraining.objectives.declaration import build_model, find_objective, objectives
 from pretraining.objectives.direction_choice import choose_way
-from pretraining.processes.group import gather
+from pretraining.processes.group import gather, place
 
 SHOWN = 10
 """Number of added pieces that a model card lists."""
@@ -78,16 +78,12 @@ class StoredModel:
             from_hub, licence = (read_front_matter(folder / CARD, key) for key in ("base_model", "license"))
         else:
             if not (list_finished(folder) or (folder / RECORD).exists()):
-                if folders.read_task(folder):
-                    raise UserError(f"{folder}: was fine-tuned on features or with a BiLSTM: predict.py alone takes it")
                 raise UserError(
                     f"{folder}: no {CONFIG} and no finished checkpoint: not a folder of transformers, not a run"
                 )
             folder = find_checkpoint(folder)
             saved = Saved.read(folder)
-            shape, vocabulary, run = saved.record.shape, read_vocabulary(folder), saved.run
-            if vocabulary.sha256 != run.data.vocabulary:
-                raise UserError(f"{folder}: the vocabulary of its run is not the one that it was trained with")
+            shape, vocabulary, run = saved.record.shape, saved.read_vocabulary(), saved.run
             from_hub, licence = run.base.hub_model if run.base else None, run.recipe.card.licence
             trained, known = (min(n, shape.positions) for n in (run.state.trained_length, run.state.known_positions))
         fitted = find_architecture(shape.architecture).fit_vocabulary(shape, vocabulary.special)
@@ -131,7 +127,7 @@ class StoredModel:
         """Reads all weights, by our names; whole heads may be missing."""
         if not self.is_checkpoint:
             return folders.read_folder(self.fetch_weights())[1]
-        require_whole_weights(self.folder)
+        gather(None, find_fault(self.folder, *place(), f"{WEIGHT}-"))
         saved = Saved.read(self.folder)
         weights = read_weights_together(self.folder, list_parameter_sizes(saved.record.shape))
         check_finite(str(self.folder), weights)
@@ -140,23 +136,19 @@ class StoredModel:
     def build_pretrained(self, predicts: bool = False) -> PretrainingModel:
         """Builds the model with its pre-training heads; raises UserError if one is missing, or if it `predicts` pieces
         and its objective does not."""
-        missing: tuple[str, ...] = ()
-        cure = "name a model with the heads of pre-training: a run, or what export.py made of it"
+        cure = "name the run of its pre-training"
         if self.head is not None:
             raise UserError(f"{self.name}: was fine-tuned, so it says of no piece how likely it is: {cure}")
         if self.is_checkpoint:
             shape, weights = Saved.read(self.folder).record.shape, self.read_weights()
         else:
-            shape, weights, missing = folders.read_folder(self.fetch_weights())
+            shape, weights, _ = folders.read_folder(self.fetch_weights())
         if predicts:
             require_pieces(shape, self.name)
-        if missing:
-            heads = ", ".join(dict.fromkeys(name.partition(".")[0] for name in missing))
-            raise UserError(f"{self.name}: has no {heads}, so it says of no piece how likely it is: {cure}")
         model = build_model(choose_way(shape, self.sees, self.name))
         if lacking := model.state_dict().keys() - weights.keys():
             heads = ", ".join(sorted({name.partition(".")[0] for name in lacking}))
-            raise UserError(f"{self.name}: has no {heads}, which exports leave out; name its run, or a checkpoint")
+            raise UserError(f"{self.name}: has no {heads}, with which it was pre-trained: {cure}")
         model.load_state_dict({name: weights[name] for name in model.state_dict()})  # read one way it has no pooler
         return model.eval()
 
@@ -165,27 +157,24 @@ class StoredModel:
         """The weights of the encoder, and of the pooler if there is a trained one: also one that is part of another
         head, as in transformers."""
         if not self.is_checkpoint:
-            return self.cut_embeddings(folders.read_encoder(self.fetch_weights())[1])
+            return cut_rows(self.shape, folders.read_encoder(self.fetch_weights())[1])
         weights = self.read_weights()
         kept = list_weights(self.shape, "none")
         if count_segments(weights, self.shape) == 1 < self.shape.segments:  # without pairs, which train the pooler
             kept = find_architecture(self.shape.architecture).weights(self.shape)
         shared = {weight.theirs: weight.ours for weight in list_weights(Saved.read(self.folder).record.shape)}
         sources = {weight.ours: shared.get(weight.theirs, weight.ours) for weight in kept}
-        return self.cut_embeddings({ours: weights[name] for ours, name in sources.items() if name in weights})
+        return cut_rows(self.shape, {ours: weights[name] for ours, name in sources.items() if name in weights})
 
     @cached_property
     def language_head(self) -> dict[str, Tensor]:
         """The weights of the head that predicts pieces, by our names; empty if there is none, as after fine-tuning."""
         if self.head is not None:
             return {}
-        return self.cut_embeddings(
-            {name: weight for name, weight in self.read_weights().items() if name.startswith(f"{PIECE_HEAD}.")}
+        return cut_rows(
+            self.shape,
+            {name: weight for name, weight in self.read_weights().items() if name.startswith(f"{PIECE_HEAD}.")},
         )
-
-    def cut_embeddings(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Leaves out the rows of the embeddings, and of the bias that goes with them, that belong to no piece."""
-        return cut_rows(self.shape, weights) if self.shape.vocabulary < self.rows else weights
 
     def fetch_weights(self) -> Path:
         """Returns its folder of transformers, after fetching the weights of the same commit if it is on the hub:
@@ -236,20 +225,15 @@ def fetch_together(name: str, files: Sequence[str], revision: str | None = None)
     if not dist.is_initialized():
         return fetch_model(name, files, revision)
     rank, is_first_here = dist.get_rank(), os.environ.get("LOCAL_RANK") == "0"
-    revision = _fetch_in_turn(rank == 0, name, files, revision)
-    _fetch_in_turn(is_first_here and rank > 0, name, files, revision)
+    for is_mine in (rank == 0, rank > 0 and is_first_here):
+        fault = None
+        if is_mine:
+            try:
+                revision = fetch_model(name, files, revision).name
+            except UserError as error:
+                fault = str(error)
+        found = gather((revision, fault))
+        if faults := [fault for _, fault in found if fault]:
+            raise UserError(faults[0])  # not of this rank alone, and yet the recipe may have others to tell with it
+        revision = found[0][0]
     return fetch_model(name, files, revision, from_cache=True)
-
-
-def _fetch_in_turn(mine: bool, name: str, files: Sequence[str], revision: str | None) -> str:
-    """Fetches if it is this rank's turn, while the others wait; returns the commit. All ranks raise the first error."""
-    found: tuple[str | None, str | None] = (revision, None)
-    if mine:
-        try:
-            found = fetch_model(name, files, revision).name, None
-        except UserError as error:
-            found = None, str(error)
-    outcomes = gather(found)
-    if errors := [message for _, message in outcomes if message is not None]:
-        raise UserError(errors[0])
-    return str(outcomes[0][0])

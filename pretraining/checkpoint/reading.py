@@ -82,25 +82,14 @@ def clean_checkpoints(run: Path) -> None:
                 old.rename(old.with_suffix(""))
 
 
-def require_whole_weights(checkpoint: Path) -> None:
-    """Raises an error unless the weight files have their recorded checksums; other files are not checked.
-
-    If ranks are connected, all of them call it together, and each checks its part.
-    """
-    gather(None, find_fault(checkpoint, *place(), f"{WEIGHT}-"))
-
-
 def find_fault(checkpoint: Path, rank: int = 0, ranks: int = 1, beginning: str = "") -> str | None:
     """Describes a fault in a checkpoint, or in its files whose names begin so; each rank checks its part."""
-    whose = ""
     try:
-        record = read_record(checkpoint)
-        files = [file for file in record.files if file.path.startswith(beginning)]
+        files = [file for file in read_record(checkpoint).files if file.path.startswith(beginning)]
         for file in files[rank::ranks]:
-            whose = record.describe_share(file)
             file.check(checkpoint)
     except DamageError as error:
-        return f"{error}{whose}"
+        return str(error)
     except OSError as error:
         return f"{checkpoint}: cannot be read: {error.strerror}"
     return None
@@ -131,7 +120,7 @@ class StoredTensors:
             return whole
         shares = torch.empty(ranks, *find_share_size(size, division, ranks))
         for number, share in enumerate(shares):
-            self.read(name, share.view(-1), number * share.numel(), number)
+            self.read(name, share.view(-1), number * share.numel())
         return join_shares(shares.unbind(), division._replace(rows=size[0]))
 
     def read_part(self, part: Slice, flat: FlatTensor, into: Tensor, shares: Shares, sizes: Sizes) -> None:
@@ -140,22 +129,21 @@ class StoredTensors:
         A share is read as it is stored if as many ranks divide the parameter now; otherwise the whole, whose size is in
         `sizes`, is joined and cut anew.
         """
-        name, numel, rank = part.name, flat.sizes[part.name], shares.mesh.tensor_rank
+        name = part.name
         stored, now = (self._record.divisions.get(name), self._record.tensor_ranks), shares.divisions.get(name)
         if stored == (now, shares.mesh.tensor_ranks) or stored[0] is now is None:
-            self.read(name, into, part.start + shares.find_start(name, numel), None if now is None else rank)
+            self.read(name, into, part.start + shares.find_start(name, flat.sizes[name]))
         else:
             own = shares.take(name, self.read_whole(name, sizes[name])).view(-1)
             into.copy_(own[part.start : part.start + part.length])
 
-    def read(self, name: str, into: Tensor, start: int = 0, share: int | None = None) -> None:
-        """Copies elements of a parameter, from `start` on, into a flat tensor. An error names the `share`."""
+    def read(self, name: str, into: Tensor, start: int = 0) -> None:
+        """Copies elements of a parameter, from `start` on, into a flat tensor."""
         missing = into.numel() - _copy(self._slices[name], into, start)
         while missing and self._closed:
             missing -= _copy(self._open(self._closed.pop())[name], into, start)
         if missing:
-            whose = "" if share is None else f", of the share of tensor rank {share} among {self._record.tensor_ranks}"
-            raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name}{whose} are not in it")
+            raise DamageError(f"{self._checkpoint}: {missing:,} elements of {name} are not in it")
 
     def _open(self, path: Path) -> dict[str, list[StoredSlice]]:
         """Opens a file; returns its slices by parameter."""

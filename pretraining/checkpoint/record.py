@@ -18,7 +18,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,13 +96,6 @@ class CheckpointRecord:
     """how they divided weights, by names; left out where there are none"""
     format: int = FORMAT
 
-    def describe_share(self, file: FileRecord) -> str:
-        """Says which tensor rank wrote a file, for the end of a message; nothing where ranks had whole models."""
-        writer = re.search(r"-(\d+)-of-", file.path)
-        if self.tensor_ranks == 1 or writer is None:
-            return ""
-        return f" (it has the share of tensor rank {int(writer[1]) % self.tensor_ranks} among {self.tensor_ranks})"
-
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
     """Reads checkpoint.json; raises DamageError if it is not as it was written."""
@@ -116,20 +108,17 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
         raise DamageError(f"{path}: not the record of a checkpoint")
     if content.pop(CHECKSUM, None) != _checksum(content):
         raise DamageError(f"{path}: its SHA-256 is not the one in it: it changed after it was written")
-    if content.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: written by another version of this program (format {content.get('format', 'unknown')}, here "
-            f"{FORMAT}); go on with that one, or begin anew in another --out folder"
-        )
     try:
+        if content.get("format") != FORMAT:
+            raise TypeError(f"format {content.get('format')}, here {FORMAT}")
         content["shape"], content["made_by"] = read_shape(content["shape"]), MadeBy(**content["made_by"])
         content["files"] = tuple(FileRecord(**file) for file in content["files"])
         content["divisions"] = {name: Division(*each) for name, each in content.get("divisions", {}).items()}
         return CheckpointRecord(**{**content, "rank_states": tuple(content["rank_states"])})
     except (KeyError, TypeError) as error:  # its checksum is right, so it is not damaged
         raise UserError(
-            f"{path}: not a record of this version: {error}; go on with the version of this program that wrote it, or "
-            "begin anew in another --out folder"
+            f"{path}: written by another version of this program ({error}); go on with the version of this program "
+            "that wrote it, or begin anew in another --out folder"
         ) from error
 
 
@@ -170,9 +159,8 @@ def find_checkpoint(run: Path, name: str | None = None) -> Path:
     if not os.path.isdir(run):
         raise UserError(f"{run}: {absence(run, 'folder')}")
     if (run / RECORD).exists():
-        with suppress(DamageError):  # whoever reads it says so, with a cure
-            if name is not None and parse_step(Path(name)) != (step := read_record(run).step):
-                raise UserError(f"{run}: is the checkpoint of step {step:,} itself, not {name}")
+        if name not in (None, run.resolve().name):
+            raise UserError(f"{run}: is itself the checkpoint {run.resolve().name}, not {name}")
         return run
     there = {path.name: path for path in list_finished(run)}
     if not there:

@@ -11,6 +11,8 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError
 from data_prep.common.reading import explain
 from data_prep.common.toml_text import dotted
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.record import CheckpointRecord, read_record
 from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BaseSummary, BranchSummary, DataSummary
@@ -111,8 +113,8 @@ class RunRecord:
         }
 
     @classmethod
-    def from_checkpoint(cls, record: CheckpointRecord) -> RunRecord:
-        """Parses the section; raises UserError if another version wrote it."""
+    def from_checkpoint(cls, record: CheckpointRecord, where: Path) -> RunRecord:
+        """Parses the section of a checkpoint in this folder; raises UserError if another version wrote it."""
         section = record.caller
         try:
             return cls(
@@ -130,12 +132,12 @@ class RunRecord:
         except ValidationError as error:
             faults = [f"{dotted(fault['loc'])}{explain(fault, Recipe)}" for fault in error.errors()]
             raise UserError(
-                f"the recipe of a checkpoint is none of today: {'; '.join(faults)}\ngo on with the version of this "
-                "program that wrote it, put back the file of an objective or optimizer that is gone, or begin anew in "
-                "another --out folder"
+                f"{where}: the recipe of a checkpoint is none of today: {'; '.join(faults)}\n"
+                "go on with the version of this program that wrote it, put back the file of an objective or optimizer "
+                "that is gone, or begin anew in another --out folder"
             ) from error
         except (KeyError, TypeError) as error:
-            raise UserError(f"a checkpoint's record was not written by pre-training as it is today: {error}") from error
+            raise UserError(f"{where}: its record was not written by pre-training as it is today: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,11 @@ class Saved:
     def read(cls, folder: Path) -> Saved:
         """Reads a checkpoint except its tensors."""
         record = read_record(folder)
-        try:
-            return cls(folder, record, RunRecord.from_checkpoint(record))
-        except UserError as error:
-            raise UserError(f"{folder}: {error}") from error
+        return cls(folder, record, RunRecord.from_checkpoint(record, folder))
+
+    def read_vocabulary(self) -> Vocabulary:
+        """Reads the vocabulary of its run; raises UserError if it is not the one that it was trained with."""
+        vocabulary = read_vocabulary(self.folder)
+        if vocabulary.sha256 != self.run.data.vocabulary:
+            raise UserError(f"{self.folder}: the vocabulary of its run is not the one that it was trained with")
+        return vocabulary

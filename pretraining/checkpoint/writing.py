@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ from pretraining.checkpoint.reading import REPLACED, UNFINISHED
 from pretraining.config.settings import Checkpoints
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import name_dtype
-from pretraining.huggingface.weights_file import save_tensors
+from pretraining.huggingface.weights import save_tensors
 from pretraining.mesh.mesh import Mesh, Shares
 from pretraining.model import cpu_kernels
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
@@ -45,20 +45,11 @@ from pretraining.reporting.meter import MeterState
 
 ASIDE = ".damaged"
 """Suffix of a damaged checkpoint that was moved out of the way."""
-FULL = 1 << 16
-"""A disk with fewer free bytes counts as full."""
 EVERYTHING = "*"
 POLL_SECONDS = 0.02
 """Interval at which rank 0 looks for the notes of other ranks."""
 COMPLETE_SECONDS = 60.0
 """How long an error waits until the checkpoint that is being written is complete."""
-
-
-class Section(Protocol):
-    """The section of a checkpoint's record on the progress of a training."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Converts the section to JSON."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +107,11 @@ class Saver:
         with suppress(UserError):  # the first error says why the run ends
             self.report()
 
-    def save(self, engine: Engine, step: int, section: Section, rank_state: MeterState) -> None:
-        """Copies the state of the engine and the progress, and starts writing the copy."""
+    def save(self, engine: Engine, step: int, caller: dict[str, Any], rank_state: MeterState) -> None:
+        """Copies the state of the engine, and starts writing the copy.
+
+        `caller`: the section of the record on the progress of the training.
+        """
         begin = time.monotonic()
         self.finish_thread()
         folder = self._run / records.FOLDER / f"step-{step:08}"
@@ -129,9 +123,9 @@ class Saver:
         tensors = self._snapshots.take(engine)
         scaler, made_by = engine.loss_scaler, describe_making(engine, self._ranks)
         shape, moved = engine.model.shape, engine.optimizer_steps
-        late, caller = engine.late_weights, section.as_json()
         shared = engine.mesh.tensor_ranks, dict(engine.shares.divisions)
-        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, (), (), late, *shared)
+        of_engine = (), (), engine.late_weights, *shared
+        record = records.CheckpointRecord(shape, step, moved, scaler, made_by, caller, *of_engine)
         save = Save(folder, unfinished, tensors, record, rank_state, begin)
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
@@ -223,7 +217,7 @@ class Saver:
         folder = save.folder
         replaced = folder.with_name(folder.name + REPLACED)
         if folder.exists():
-            shutil.move(folder, replaced if records.is_finished(folder) else find_free_name(folder))  # or copies
+            folder.rename(replaced if records.is_finished(folder) else find_free_name(folder))
         save.unfinished.rename(folder)
         _sync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -256,19 +250,17 @@ class Snapshots:
         for flat in engine.flat_tensors:
             if parts := _find_own_parts(flat, engine.shares):
                 source = flat.tensor if kind == records.WEIGHT else engine.optimizer.get_state(flat.tensor)[kind]
-                first, end = (
-                    next(iter(parts.values())).offset,
-                    max(part.offset + part.length for part in parts.values()),
-                )
+                first = next(iter(parts.values())).offset
+                end = max(part.offset + part.length for part in parts.values())
                 pieces.append((source.detach().view(-1)[first:end], first, parts))
-        memory = self._memory(kind, pieces[0][0], sum(len(values) for values, *_ in pieces)) if pieces else None
+        if not pieces:
+            return {}
+        sizes = [len(values) for values, *_ in pieces]
+        memory = self._memory(kind, pieces[0][0], sum(sizes))
         copies: dict[str, Tensor] = {}
-        begin = 0
-        for values, first, parts in pieces:
-            assert memory is not None
-            copied = memory[begin : begin + len(values)].copy_(values, non_blocking=True)
+        for (values, first, parts), copied in zip(pieces, memory.split_with_sizes(sizes), strict=True):
+            copied.copy_(values, non_blocking=True)
             copies |= {key: copied.narrow(0, part.offset - first, part.length) for key, part in parts.items()}
-            begin += len(values)
         return copies
 
     def _memory(self, kind: str, like: Tensor, size: int) -> Tensor:
@@ -319,15 +311,11 @@ def clear_error(unfinished: Path, written: str = EVERYTHING) -> Iterator[None]:
 
 
 def _explain_failure(unfinished: Path, error: BaseException) -> UserError:
-    """Makes the UserError for an error of writing; checks now whether the disk is full."""
+    """Makes the UserError for an error of writing."""
     within = re.search(r"os error (\d+)", str(error))  # the wording of safetensors
     number = error.errno if isinstance(error, OSError) else int(within[1]) if within else None
-    reason, cure = os.strerror(number) if number else str(error), "find out why"
-    free = FULL
-    with suppress(OSError):
-        free = shutil.disk_usage(unfinished.parent).free
-    if number == errno.ENOSPC or free < FULL:
-        reason, cure = os.strerror(errno.ENOSPC), "make room, or keep fewer checkpoints (--checkpoints.keep)"
+    reason = os.strerror(number) if number else str(error)
+    cure = "make room, or keep fewer checkpoints (--checkpoints.keep)" if number == errno.ENOSPC else "find out why"
     return UserError(f"{unfinished}: cannot be written: {reason}\n{cure}; the same command goes on from the last one")
 
 
@@ -370,13 +358,7 @@ def remove_old(run: Path, settings: Checkpoints) -> None:
         if old != sound and not settings.keeps(records.parse_step(old)):
             gone = old.with_name(old.name + UNFINISHED)  # a kill meanwhile must not leave half a checkpoint
             with suppress(OSError):  # the next save removes the rest
-                try:
-                    old.rename(gone)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:  # overlayfs renames no folder of a lower layer
-                        raise
-                    (old / records.RECORD).unlink()  # first: without a record it is no checkpoint
-                    gone = old
+                old.rename(gone)
                 shutil.rmtree(gone)
 
 

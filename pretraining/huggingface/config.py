@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -118,9 +117,6 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
     refuse_faults(where, faults)
     shape = kind.shape_type(architecture=name, learns=Learning(sees=sees), **values)
     refuse_faults(where, list(kind.faults(shape)))
-    if (apart := config.get(kind.embedding_dropout, shape.dropout)) != shape.dropout:
-        told = f"{where}: {kind.embedding_dropout} is {apart!r}, and {theirs['dropout']} is {shape.dropout:g}"
-        warnings.warn(f"{told}; Cloze uses that of layers, {shape.dropout:g}, for both", stacklevel=2)
     return _add_objective(shape, config, where)
 
 
@@ -161,7 +157,13 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
     """Adds the objective that is named; otherwise one with the same direction of attention. If possible it is one that
     exports this class, with or without heads for pairs; of several the default."""
     kind = find_architecture(shape.architecture)
-    found = [_read_objective(shape, config[OWN], where)] if OWN in config else _list_objectives(shape, where)
+    names = [name for name, one in objectives().items() if one.sees == shape.learns.sees and not one.named_in_config]
+    found = [shape.change_learning(objective=name) for name in sorted(names, key=lambda name: name != OBJECTIVE)]
+    if OWN in config:
+        found = [_read_objective(shape, config[OWN], where)]
+    if not found:
+        known = ", ".join(objectives())
+        raise UserError(f"{where}: sees as no objective of {known}; put back its file in pretraining/objectives/")
     shapes = [
         one.change_learning(pairs=pairs)
         for one in found
@@ -170,23 +172,6 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
     named = _read_class(config)
     exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))
     return next(exporting, shapes[0])
-
-
-def _list_objectives(shape: Shape, where: str) -> list[Shape]:
-    """Lists the shape with each objective of this direction of attention, the default first."""
-    looking = [
-        name
-        for name, objective in objectives().items()
-        if objective.sees == shape.learns.sees and not objective.named_in_config
-    ]
-    if not looking:
-        seen = {"both": "both ways", "before": "those before it alone", "after": "those after it alone"}
-        raise UserError(
-            f"{where}: a piece sees {seen[shape.learns.sees]}, as in no objective of {', '.join(objectives())}; put "
-            "back the file of one in pretraining/objectives/ where it does"
-        )
-    looking.sort(key=lambda name: name != OBJECTIVE)
-    return [shape.change_learning(objective=name) for name in looking]
 
 
 def _read_objective(shape: Shape, named: Any, where: str) -> Shape:

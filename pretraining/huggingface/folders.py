@@ -18,21 +18,19 @@ Nothing that is read is executed: safetensors, or torch.load with weights_only.
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from data_prep.common.errors import UserError, describe_failure
-from data_prep.common.files import absence, read_json, read_table, replaced_name, replacing, unfinished_name, write_json
+from data_prep.common.errors import DamageError, UserError, describe_failure
+from data_prep.common.files import absence, read_table, replaced_name, replacing, unfinished_name, write_json
 from data_prep.vocabulary.source import FILES as VOCABULARY_FILES
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
@@ -40,24 +38,21 @@ from pretraining.architectures.declaration import count_encoder_parameters, find
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
 from pretraining.huggingface.weights import (
-    AUTO_CLASSES,
     LISTED,
     check_finite,
     export_weights,
     has_pairs,
     import_weights,
     is_theirs,
-    list_class_names,
+    read_weights,
+    write_weights,
 )
-from pretraining.huggingface.weights_file import read_weights, write_weights
 from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
 FILES = (CONFIG, WEIGHTS, *VOCABULARY_FILES, CARD, TASK)
-OF_SENTENCES = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
-"""Files that sentence-transformers adds to an encoder of sentence vectors. They are never copied: the pooling was
-trained together with weights that change in training, and an export checks the heads of pre-training only."""
-MODULES, POOLING = OF_SENTENCES[0], "1_Pooling"
+MODULES, POOLING = "modules.json", "1_Pooling"
+"""What sentence-transformers reads. It is never copied: a pooling was trained together with weights that change."""
 MEAN = [
     {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
     {"idx": 1, "name": "1", "path": POOLING, "type": "sentence_transformers.models.Pooling"},
@@ -94,8 +89,7 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
     """Reads a model that was fine-tuned for a task, here or by transformers; no weight may be missing."""
     shape, head = read_shape(folder).encoder, read_head(folder)
     if head is None:
-        known = (list_class_names(find_architecture(shape.architecture), auto)[0] for auto in AUTO_CLASSES.values())
-        raise UserError(f"{folder / CONFIG}: names none of {', '.join(dict.fromkeys(known))}: not fine-tuned")
+        raise UserError(f"{folder / CONFIG}: names no class with the head of a task: not fine-tuned")
     return shape, head, import_weights(_read_weights(folder), shape, str(folder), head)[0]
 
 
@@ -127,15 +121,13 @@ def read_pieces(folder: Path, shape: Shape, name: str) -> Vocabulary:
     if len(pieces) > shape.vocabulary:
         raise UserError(f"{name}: {len(pieces):,} pieces, but the model has only {shape.vocabulary:,}")
     padding, pad = find_architecture(shape.architecture).find_padding(shape), pieces.special.pad
-    if padding is None or padding == pad or padding >= len(pieces):
+    if padding is None or padding == pad or padding >= len(pieces) or pieces.pieces[padding].startswith(UNUSED):
         return pieces
-    if not pieces.pieces[padding].startswith(UNUSED):
-        raise UserError(
-            f"{name}: pad_token_id is {padding} in {CONFIG}, so transformers counts no position for "
-            f"{pieces.pieces[padding]!r}, but the tokenizer pads with {pieces.pieces[pad]!r}, {pad}; copy the "
-            f"tokenizer of the model's training into the folder, or train the model anew with pad_token_id {pad}"
-        )
-    return pieces
+    raise UserError(
+        f"{name}: pad_token_id is {padding} in {CONFIG}, so transformers counts no position for "
+        f"{pieces.pieces[padding]!r}, but the tokenizer pads with {pieces.pieces[pad]!r}, {pad}; copy the "
+        f"tokenizer of the model's training into the folder, or train the model anew with pad_token_id {pad}"
+    )
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
@@ -153,12 +145,10 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
 def _read_parts(index: Path) -> dict[str, Tensor]:
     """Reads weights from several files by their index."""
     places = read_table(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
-        raise UserError(f"{index}: no weight_map in it")
+    if not isinstance(places, dict) or not all(Path(str(name)).name == name for name in places.values()):
+        raise UserError(f"{index}: its weight_map does not name files beside it")
     state: dict[str, Tensor] = {}
     for name in sorted(set(places.values())):
-        if Path(name).name != name:
-            raise UserError(f"{index}: {name!r} is not a file beside it")
         part = _read_file(index.with_name(name))
         expected = {weight for weight, file in places.items() if file == name}
         if wrong := sorted(part.keys() ^ expected):
@@ -169,23 +159,18 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     """Reads the tensors of a file in the format of its suffix."""
-    if not path.is_file():
-        raise UserError(f"{path}: missing; download the folder again")
-    if path.suffix == ".safetensors":
-        try:
-            return read_weights(path)
-        except SafetensorError as error:
-            raise UserError(f"{path}: not a whole safetensors file: {error}; download or copy it again") from error
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read: {error}") from error
     try:
+        if path.suffix == ".safetensors":
+            return read_weights(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{path}: damaged, or holds more than tensors, which is never executed here: where you trust it, "
             f"load it with transformers and save it as {WEIGHTS}"
         ) from error
-    except Exception as error:  # any error that torch raises for a damaged file
+    except DamageError:
+        raise
+    except Exception as error:  # any error that is raised for a damaged file
         raise UserError(f"{path}: cannot be read: {error}; download or copy it again") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path}: not a dictionary of weights")
@@ -200,29 +185,22 @@ def write_folder(
     card: str,
     dtype: torch.dtype = torch.float32,
     length: int | None = None,
-    check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a folder that transformers loads, atomically.
+    """Writes a pre-trained model into a folder, as transformers loads it.
 
     `vocabulary`: folder of the vocabulary's files, of shards or an earlier export. `length`: limit of the tokenizer
-    (default: the positions). `check` is called with the finished folder before it replaces an earlier export; an error
-    that it raises prevents that.
+    (default: the positions).
     """
     pieces = read_vocabulary(vocabulary)
-    _check_size(pieces, shape, vocabulary / pieces.file)
-    made = json.loads(pieces.list_contents()[TOKENIZER_CONFIG])
-    tokenizer = read_table(vocabulary / TOKENIZER_CONFIG) if (vocabulary / TOKENIZER_CONFIG).is_file() else made
-    weights = export_weights(state, shape)
-    with _make_model_folder(folder, weights, card, check, dtype) as unfinished:
-        for name, content in pieces.list_contents().items():
-            with replacing(unfinished / name) as file:
-                file.write((vocabulary / name).read_bytes() if (vocabulary / name).is_file() else content)
-        write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length or shape.positions})
-        write_json(unfinished / CONFIG, make_config(shape, pieces.special, dtype))
-        if is_theirs(shape):
-            write_json(unfinished / MODULES, MEAN)
-            (unfinished / POOLING).mkdir()
-            write_json(unfinished / POOLING / CONFIG, _describe_pooling(shape))
+    assert len(pieces) == shape.vocabulary, "not the vocabulary that it was trained with"
+    there = [name for name in pieces.list_contents() if (vocabulary / name).is_file()]
+    files = {**pieces.list_contents(), **{name: (vocabulary / name).read_bytes() for name in there}}
+    tables = {CONFIG: make_config(shape, pieces.special, dtype)}
+    _write_files(folder, files, length or shape.positions, tables, export_weights(state, shape), card, dtype)
+    if is_theirs(shape):
+        means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+        write_json(folder / MODULES, MEAN)
+        write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": shape.hidden, **means})
 
 
 def write_fine_tuned(
@@ -234,86 +212,52 @@ def write_fine_tuned(
     card: str,
     task: Mapping[str, Any],
     length: int,
-    check: Callable[[Path], None] | None = None,
 ) -> None:
-    """Writes a fine-tuned model as a folder that transformers loads, atomically, as `write_folder` does.
+    """Writes a fine-tuned model into a folder, as transformers loads it; `length`: limit of the tokenizer.
 
     `task`: what is needed to use it besides the names of its labels, written as task.json.
     """
-    _check_size(vocabulary, shape, folder)
-    weights = export_weights(state, shape, head)
-    with _make_model_folder(folder, weights, card, check) as unfinished:
-        vocabulary.write(unfinished)
-        tokenizer = read_table(unfinished / TOKENIZER_CONFIG)
-        write_json(unfinished / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
-        write_json(unfinished / CONFIG, make_config(shape, vocabulary.special, torch.float32, head))
-        write_json(unfinished / TASK, task)
+    assert len(vocabulary) == shape.vocabulary, "not the vocabulary that it was trained with"
+    tables = {CONFIG: make_config(shape, vocabulary.special, torch.float32, head), TASK: task}
+    _write_files(folder, vocabulary.list_contents(), length, tables, export_weights(state, shape, head), card)
 
 
 def write_bare(
     folder: Path, weights: Mapping[str, Tensor], card: str, task: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> None:
-    """Writes weights that no class of transformers has, with a card and task.json, atomically; with the vocabulary if
+    """Writes weights that no class of transformers has into a folder, with a card and task.json; with the vocabulary if
     they need no other folder."""
-    with _make_model_folder(folder, dict(weights), card) as unfinished:
-        if vocabulary is not None:
-            vocabulary.write(unfinished)
-        write_json(unfinished / TASK, task)
+    _write_files(folder, vocabulary.list_contents() if vocabulary else {}, None, {TASK: task}, weights, card)
+
+
+def _write_files(
+    folder: Path,
+    files: Mapping[str, bytes],
+    length: int | None,
+    tables: Mapping[str, Mapping[str, Any]],
+    weights: Mapping[str, Tensor],
+    card: str,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Writes the files of a model; the weights last, with the checksums of the others.
+
+    `files`: those of the vocabulary. `length`: limit of its tokenizer; None if there is none.
+    """
+    check_finite(str(folder), weights, dtype)
+    for name, content in {**files, CARD: card.encode()}.items():
+        with replacing(folder / name) as file:
+            file.write(content)
+    if length is not None:
+        tokenizer = read_table(folder / TOKENIZER_CONFIG)
+        write_json(folder / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
+    for name, table in tables.items():
+        write_json(folder / name, dict(table))
+    write_weights(weights, folder / WEIGHTS, [name for name in FILES if name not in (WEIGHTS, CARD)], dtype)
 
 
 def read_task(folder: Path) -> dict[str, Any]:
     """Reads task.json of a fine-tuned model; empty if it was not fine-tuned here."""
     return read_table(folder / TASK) if (folder / TASK).is_file() else {}
-
-
-def list_sentence_files(folder: Path) -> list[str]:
-    """Lists the files and folders of sentence-transformers in a folder, but for those that every export has."""
-    files, pooling = [name for name in OF_SENTENCES if (folder / name).is_file()], folder / POOLING / CONFIG
-    if MODULES not in files:
-        return []
-    alone = files == [MODULES] and pooling.is_file() and read_json(folder / MODULES) == MEAN
-    if alone and read_json(pooling) == _describe_pooling(read_shape(folder)):
-        return []
-    return [*files, *sorted(f"{path.name}/" for path in folder.glob("[0-9]_*"))]
-
-
-def _describe_pooling(shape: Shape) -> dict[str, Any]:
-    """Makes the config of sentence-transformers' pooling: the mean of the vectors of all pieces."""
-    means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-    return {"word_embedding_dimension": shape.hidden, **means}
-
-
-def _check_size(vocabulary: Vocabulary, shape: Shape, where: Path) -> None:
-    """Raises UserError unless the vocabulary has exactly one piece for each row of the embeddings."""
-    if len(vocabulary) != shape.vocabulary:
-        raise UserError(
-            f"{where}: {len(vocabulary):,} pieces, but the model has {shape.vocabulary:,}: "
-            "not the vocabulary it was trained with"
-        )
-
-
-@contextmanager
-def _make_model_folder(
-    folder: Path,
-    weights: dict[str, Tensor],
-    card: str,
-    check: Callable[[Path], None] | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Iterator[Path]:
-    """Yields a temporary folder for other files of a model; then adds card and weights, calls `check`, renames it.
-
-    `weights` is empty when `check` is called, so that whoever reads them back need not hold two copies.
-    """
-    check_finite(str(folder), weights, dtype)
-    with _replacing_folder(folder.resolve()) as unfinished:
-        yield unfinished
-        with replacing(unfinished / CARD) as file:
-            file.write(card.encode())
-        beside = [name for name in FILES if name not in (WEIGHTS, CARD)]
-        write_weights(weights, unfinished / WEIGHTS, beside, dtype)
-        weights.clear()
-        if check is not None:
-            check(unfinished)
 
 
 def read_length(folder: Path, shape: Shape) -> int:
@@ -324,8 +268,10 @@ def read_length(folder: Path, shape: Shape) -> int:
 
 
 @contextmanager
-def _replacing_folder(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder beside `folder`, which replaces it when complete."""
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder beside that of a model, which replaces it at the end; after an error the old one stays.
+    Raises UserError where it cannot be written, or holds files that no model has."""
+    folder = folder.resolve()
     unfinished, replaced = unfinished_name(folder), replaced_name(folder)
     try:
         for place in (folder, unfinished, replaced):

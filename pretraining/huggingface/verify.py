@@ -34,9 +34,7 @@ LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
 reads pieces."""
 
 
-def verify_export(
-    folder: Path, shape: Shape, wanted: Mapping[str, Tensor], special: Special
-) -> list[tuple[str, float]]:
+def verify_export(folder: Path, shape: Shape, wanted: Mapping[str, Tensor], special: Special) -> dict[str, float]:
     """Reads a folder back into new models, one after another, and compares their logits of the probe with those of its
     source.
 
@@ -46,12 +44,12 @@ def verify_export(
     found = {"Cloze": _read_logits(folder, shape, special)}
     if is_theirs(shape) and (model := _load_theirs(folder, name_class(shape))) is not None:
         found["transformers"] = _compute_their_logits(model, objective, batch)
-    return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
+    return {reader: _compare_logits(folder, reader, wanted, logits) for reader, logits in found.items()}
 
 
 def verify_fine_tuned(
     folder: Path, shape: Shape, head: TaskHead, state: Mapping[str, Tensor], logits_of: LogitsOf, special: Special
-) -> list[tuple[str, float]]:
+) -> dict[str, float]:
     """Reads a fine-tuned model back, by our code and by transformers, and compares its logits of the probe with those
     of its source. Returns the largest difference for each reader; raises UserError if one exceeds the tolerance."""
     batch, shape = make_probe(shape, special), shape.encoder
@@ -64,7 +62,7 @@ def verify_fine_tuned(
         found = {"Cloze": {head.kind: logits_of(read_shape, read_head, read_state, batch)}}
         if is_theirs(shape, head) and (model := _load_theirs(folder, name_class(shape, head))) is not None:
             found["transformers"] = {head.kind: _compute_their_task_logits(model, head, batch)}
-    return [(reader, _compare_logits(folder, reader, wanted, logits)) for reader, logits in found.items()]
+    return {reader: _compare_logits(folder, reader, wanted, logits) for reader, logits in found.items()}
 
 
 def make_probe(shape: Shape, special: Special) -> PretrainingBatch:
@@ -110,18 +108,13 @@ def _load_theirs(folder: Path, kind: str) -> Any:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
         return None
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    transformers.utils.logging.disable_progress_bar()
     try:
         model, report = getattr(transformers, kind).from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
     except Exception as error:  # any fault that it finds
         raise UserError(f"{folder}: not exported: transformers cannot load it: {error}") from error
-    finally:
-        if shown:
-            logging.enable_progress_bar()
     if faults := {name: found for name, found in report.items() if found}:
         raise UserError(f"{folder}: not exported: transformers reports {faults}")
     return model.eval()

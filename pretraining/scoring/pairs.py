@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Tally:
+class PairCount:
     """The number of pairs, and of those that a model gets right."""
 
     right: int
@@ -77,10 +77,10 @@ class Asked:
 
     def list_left_out(self) -> Iterator[str]:
         """Lists lines on pairs without a score."""
-        if self.too_long:
-            yield f"pairs with more than {self.longest} pieces in a sentence: {self.too_long:,}; they are left out"
-        if self.without_pieces:
-            yield f"pairs with no piece in a sentence: {self.without_pieces:,}; they are left out"
+        counts = {f"more than {self.longest} pieces": self.too_long, "no piece": self.without_pieces}
+        for what, count in counts.items():
+            if count:
+                yield f"pairs with {what} in a sentence: {count:,}; they are left out"
 
     def list_doubts(self) -> Iterator[str]:
         """Lists lines on all pairs that cannot be right."""
@@ -133,13 +133,13 @@ def are_scored(scores: Array) -> Array:
     return np.asarray(np.isfinite(scores).all(axis=1))
 
 
-def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, Tally]:
+def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, PairCount]:
     """Counts right pairs by name, such as their paradigm, in the order of first appearance, without unscored pairs."""
     kinds, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
     counts = np.bincount(numbers, scored).astype(int).tolist()
     rights = np.bincount(numbers, right & scored).astype(int).tolist()
     first = {name: place for place, name in reversed(list(enumerate(names)))}
-    found = {name: Tally(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
+    found = {name: PairCount(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
     return dict(sorted(found.items(), key=lambda item: first[item[0]]))
 
 

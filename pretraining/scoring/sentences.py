@@ -1,4 +1,4 @@
-"""Scores sentences by a pre-trained model, or lets it fill in a text.
+"""Scores sentences by a pre-trained model, or lets it fill in or continue a text.
 
 The score of a sentence is the sum of the log-probabilities of its pieces.
 
@@ -245,3 +245,38 @@ def insert_masks(parts: Sequence[str], model: StoredModel) -> tuple[Sentences, A
     pieces = np.concatenate([[special.cls], between, [special.sep]])
     masks = 1 + cut.ends[:-1] + np.arange(len(parts) - 1)
     return Sentences(pieces, np.array([len(pieces)])), masks
+
+
+@torch.inference_mode()
+def continue_text(model: StoredModel, text: str, most: int, temperature: float, seed: int, device: torch.device) -> str:
+    """Returns a text, as the model reads it, with up to `most` pieces that follow it: fewer where a sequence
+    ends, or the length that the model was trained on.
+
+    Each costs a pass over all pieces so far. At a temperature of 0 it is the likeliest; otherwise it is drawn from the
+    probabilities at that temperature.
+    """
+    network = model.build_pretrained(predicts=True).float().to(device)
+    if network.shape.learns.sees != "before":
+        raise UserError(
+            f"--continue: {model.name} {find_objective(network.shape).learns}; name one that predicts the piece after"
+        )
+    vocabulary = model.vocabulary
+    pieces = SentenceCutter(vocabulary).cut_texts([text]).pieces[:-1]  # without [SEP], which would end it
+    longest = min(model.trained, network.shape.positions)
+    if len(pieces) >= longest:
+        trained = f"{model.name} was trained on {longest}"
+        raise UserError(f"--continue: the text has {len(pieces)} pieces, and {trained}: none is left to continue in")
+    random, special = torch.Generator(device).manual_seed(seed), vocabulary.special
+    never = [*{special.pad, special.cls, special.mask} - {special.sep}]
+    for _ in range(min(most, longest - len(pieces))):
+        place = np.array([len(pieces) - 1])
+        batch = pack(Sentences(pieces, np.array([len(pieces)])).rows(), pieces, place, place).to(device)
+        states = network.encode(batch, batch.chosen)
+        logits = network.head(PIECE_HEAD).logits(states, network.embeddings.word.weight)[0, : len(vocabulary)]
+        logits[never] = -torch.inf
+        likely = (logits.double() - logits.max()).div(temperature or 1.0).softmax(0)
+        drawn = torch.multinomial(likely, 1, generator=random) if temperature else logits.argmax(0, True)
+        if int(drawn) == special.sep:
+            break
+        pieces = np.append(pieces, int(drawn))
+    return vocabulary.spell(pieces[1:].tolist())

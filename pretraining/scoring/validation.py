@@ -7,7 +7,7 @@ different vocabularies. Special pieces have no characters and do not count.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -88,7 +88,7 @@ def score_shards(
     require_vocabulary(manifest, model, folder)
     network = model.build_pretrained()
     trained = model.trained or network.shape.positions
-    length = require_length(length or choose_length(manifest, trained, folder), model.name, network.shape.positions)
+    length = require_length(length or choose_length(manifest, trained), model.name, network.shape.positions)
     network, notes = fit_to_data(network, manifest, folder)
     if length > trained:
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
@@ -96,14 +96,9 @@ def score_shards(
     objective = find_objective(network.shape)
     dataset = Dataset(folder, manifest, length, split == "validation", objective=objective)
     bits = Bits(network, objective, model.vocabulary)
-
-    def read() -> Iterator[tuple[PretrainingBatch, bool]]:
-        for batch, counts in validation_batches(dataset, 0, 1, max(1, PIECES // length), limit):
-            bits.count(batch)
-            yield batch, counts
-
+    batches = validation_batches(dataset, 0, 1, max(1, PIECES // length), limit)
     with torch.inference_mode():
-        totals = sum_losses(objective, network.shape, bits.forward, read(), device)
+        totals = sum_losses(objective, network.shape, bits.forward, batches, device)
     figures = objective.score(objective.measure(totals)) if totals["predictions"] else {}
     if not figures:
         notes.append("these examples have no piece to predict, so nothing is scored; take more of them, or longer ones")
@@ -140,11 +135,9 @@ def require_length(length: int, name: str, positions: int) -> int:
     return length
 
 
-def choose_length(manifest: Manifest, trained: int, folder: Path) -> int:
+def choose_length(manifest: Manifest, trained: int) -> int:
     """Chooses the longest length of the shards that the model was trained on; if none, the trained length."""
     lengths = manifest.lengths()
-    if not lengths:
-        raise UserError(f"{folder}: no examples")
     return max([length for length in lengths if length <= trained], default=max(trained, SHORTEST))
 
 
@@ -172,12 +165,9 @@ class Bits:
         self._times = np.zeros(len(vocabulary), np.int64)
         self._nats = torch.zeros((), dtype=torch.float64)
 
-    def count(self, batch: PretrainingBatch) -> None:
-        """Counts the predicted pieces of a batch, which is on the host."""
-        self._times += np.bincount(batch.labels.numpy(), minlength=len(self._times))
-
     def forward(self, batch: PretrainingBatch) -> Any:
         """Computes the sums of the objective for a batch, and the losses of its special pieces, if it predicts any."""
+        self._times += np.bincount(batch.labels.cpu().numpy(), minlength=len(self._times))
         if (name := self._objective.sum_of_pieces) is None:
             return self._model(batch)
         seen = self._model.states_for_heads(batch)

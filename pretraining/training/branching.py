@@ -18,7 +18,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.common.locks import LOCK, find_holder
 from pretraining.checkpoint.reading import UNFINISHED, find_fault
-from pretraining.checkpoint.record import FOLDER, list_finished, parse_step, write_record
+from pretraining.checkpoint.record import FOLDER, write_record
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.checkpoint.writing import clear_error
 from pretraining.config.settings import Recipe
@@ -71,10 +71,7 @@ def read_branch_point(branch: Branch) -> Saved:
         cure = "wait for its end, or name a copy of the checkpoint's folder"
         raise UserError(f"--branch {branch}: {holder} is training in {branch.run}\n{cure}")
     fault = find_fault(checkpoint, *place())
-    if fault is not None:
-        steps = ", ".join(f"{parse_step(other):,}" for other in list_finished(branch.run) if other != checkpoint)
-        fault = f"--branch {branch}: {fault}\n" + (f"name another step, of {steps}" if steps else "there is no other")
-    gather(None, fault)
+    gather(None, fault and f"--branch {branch}: {fault}\nname another step, if there is one")
     return Saved.read(checkpoint)
 
 

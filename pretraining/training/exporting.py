@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from dataclasses import replace as change
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic_core import PydanticCustomError
+import tyro
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -31,10 +30,32 @@ from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
 from pretraining.huggingface.verify import compute_probe, verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
-from pretraining.model.shape import DROPOUT, Sees, Shape
+from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import configure_objective, find_objective
 from pretraining.objectives.direction_choice import choose_way
 from pretraining.optimizers.declaration import describe_settings
+
+
+@dataclass(frozen=True)
+class Export:
+    """Makes a folder that transformers loads from a run, and checks that it computes the same."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run, or of transformers."""
+    out: Path
+    """Folder to write; an earlier export of the same model in it is renewed."""
+    checkpoint: str | None = None
+    """Name of the checkpoint (default: the last)."""
+    average: int | None = None
+    """Average the weights of this many last checkpoints."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the numbers that are written."""
+    licence: str | None = None
+    """Licence of the model, for its card, as the hub spells it: apache-2.0 (default: that of the recipe)."""
+    replace: bool = False
+    """Replace an export of another model."""
+    sees: Literal["both", "before"] | None = None
+    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
 
 
 @dataclass(frozen=True)
@@ -43,98 +64,61 @@ class Exported:
 
     folder: Path
     parameters: int
-    difference: float
-    """largest difference between logits of the source and of the exported model"""
-    readers: tuple[str, ...]
-    """libraries that read it back"""
-    left_out: str = ""
-    """heads and files of the source that were not written, and why"""
-    remark: str = ""
+    differences: Mapping[str, float]
+    """largest difference between logits of the source and of the exported model, by the library that read it back"""
+    left_out: Sequence[str]
+    """heads of the source that were not written, and why"""
+    remark: str
     """how to read its logits if that is unusual, or a use that fails in transformers; empty if there is neither"""
-    warning: str = ""
-    """a doubt about the licence; empty where there is none"""
 
     def __str__(self) -> str:
-        readers = " and ".join(self.readers)
-        agree = f"to {self.difference:.1g}" if self.difference else "exactly"
-        left_out = f"; left out: {self.left_out}" * bool(self.left_out)
-        return (
-            f"{self.folder}: exported {self.parameters:,} parameters; logits read back by {readers} agree {agree}"
-            f"{left_out}{f'. {self.remark}' * bool(self.remark)}"
-        )
+        largest = max(self.differences.values())
+        agree = f"to {largest:.1g}" if largest else "exactly"
+        told = f"exported {self.parameters:,} parameters; logits read back by {' and '.join(self.differences)} agree"
+        left_out = f"; left out: {'; '.join(self.left_out)}" * bool(self.left_out)
+        return f"{self.folder}: {told} {agree}{left_out}{f'. {self.remark}' * bool(self.remark)}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exportable:
-    """A model to export, and how it was made."""
+    """A model on its way from its source into a folder of transformers."""
 
     shape: Shape
-    weights: Mapping[str, Tensor]
+    weights: dict[str, Tensor]
     vocabulary: Path
     """folder of its vocabulary"""
     length: int
     """longest text that it was trained on, or the limit of its tokenizer"""
     licence: str | None = None
     """licence in the recipe or the card, if any"""
-    left_out: str = ""
-    """heads and files that are not exported, and why"""
+    left_out: list[str] = field(default_factory=list)
+    """heads and rows that are not exported, and why"""
     made: Provenance | None = None
     """how the weights were trained, if known"""
 
-    def read_as(self, shape: Shape) -> Exportable:
-        """Returns the model with this direction of attention, without the heads that do not go with it."""
-        weights, heads = select_heads(shape, self.weights)
-        left_out = [self.left_out] * bool(self.left_out) + [f"{heads}, which read both ways"] * bool(heads)
-        return change(self, shape=shape, weights=weights, left_out="; ".join(left_out))
 
-
-def export(
-    source: Path,
-    out: Path,
-    checkpoint: str | None = None,
-    vocabulary: Path | None = None,
-    dtype: torch.dtype = torch.float32,
-    licence: str | None = None,
-    replace: bool = False,
-    average: int | None = None,
-    sees: Sees | None = None,
-) -> Exported:
-    """Writes a run's checkpoint, the last one by default, as a folder of transformers; one process does it.
-
-    `average`: number of last checkpoints whose weights are averaged instead. `licence` goes into the model card
-    (default: the recipe's). `replace` permits replacing another model in `out`. `sees`: the way in which it reads
-    (default: that of its objective).
-    """
-    _require_licence(licence)
-    is_own = out.resolve() in ((source / name).resolve() for name in (EXPORT, AVERAGED))  # written by the run itself
-    read = [source] if vocabulary is None else [source, vocabulary]
-    results: list[tuple[str, float]] = []
-    with nullcontext() if is_own else making([out], "export.py", read, replace):
-        model = read_source(source, checkpoint, average, vocabulary)
-        model = model.read_as(choose_way(model.shape, sees, str(source)))
-        vocabulary = vocabulary or model.vocabulary
-        pieces = read_vocabulary(vocabulary)
-        if model.made and model.made.data.vocabulary != pieces.sha256:
-            raise UserError(
-                f"{vocabulary}: not the vocabulary that the model was trained with; name its folder: --vocabulary"
-            )
-        weights, model = dict(model.weights), change(model, weights={})
-        for name in weights:
-            weights[name] = weights[name].to("cpu", dtype).float()  # as read back
-        shape = find_architecture(model.shape.architecture).fit_vocabulary(model.shape, pieces.special)
-        wanted = compute_probe(shape, weights, pieces.special)
-
-        def check(folder: Path) -> None:
-            weights.clear()  # not to hold two copies
-            results.extend(verify_export(folder, shape, wanted, pieces.special))
-
-        card = make_model_card(shape, out, model.length, licence or model.licence, model.made)
-        folders.write_folder(out, shape, weights, vocabulary, card, dtype, model.length, check)
-    readers, differences = zip(*results, strict=True)
-    warning = _warn_of_licence(model, licence)
+def export(wanted: Export) -> Exported:
+    """Reads a model, converts it, writes it as a folder of transformers and compares what is read back from there; one
+    process does it."""
+    _require_licence(wanted.licence)
+    out, own = wanted.out.resolve(), [(wanted.run / name).resolve() for name in (EXPORT, AVERAGED)]
+    with nullcontext() if out in own else making([wanted.out], "export.py", [wanted.run], wanted.replace):
+        model, dtype = read_source(wanted.run, wanted.checkpoint, wanted.average), getattr(torch, wanted.dtype)
+        special = read_vocabulary(model.vocabulary).special
+        shape = choose_way(model.shape, wanted.sees, str(wanted.run))
+        shape = find_architecture(shape.architecture).fit_vocabulary(shape, special)
+        model.weights, heads = select_heads(shape, model.weights)
+        model.left_out += [f"{heads}, which read both ways"] * bool(heads)
+        for name in model.weights:
+            model.weights[name] = model.weights[name].to("cpu", dtype).float()  # as read back
+        logits = compute_probe(shape, model.weights, special)
+        card = make_model_card(shape, wanted.out, model.length, wanted.licence or model.licence, model.made)
+        with folders.replacing_folder(out) as unfinished:
+            folders.write_folder(unfinished, shape, model.weights, model.vocabulary, card, dtype, model.length)
+            model.weights.clear()  # not to hold two copies
+            differences = verify_export(unfinished, shape, logits, special)
     remark = find_objective(shape).reading or warn_of_classifiers(shape)
-    parameters = count_parameters(list_weights(shape))
-    return Exported(out, parameters, max(differences), readers, model.left_out, remark, warning)
+    return Exported(wanted.out, count_parameters(list_weights(shape)), differences, model.left_out, remark)
 
 
 def _require_licence(licence: str | None) -> None:
@@ -142,59 +126,40 @@ def _require_licence(licence: str | None) -> None:
     try:
         if licence is not None:
             check_licence(licence)
-    except PydanticCustomError as error:
+    except ValueError as error:
         raise UserError(f"--licence {licence}: {error}") from None
 
 
-def _warn_of_licence(model: Exportable, licence: str | None) -> str:
-    """Returns a warning if the card names another licence than that of the model or of its base model."""
-    base = model.made.base if model.made else None
-    theirs = base.licence if base else model.licence
-    ours, whose = licence or model.licence, f"{base}, with which it began," if base else "the model that was exported"
-    if ours is None or theirs is None or ours == theirs:
-        return ""
-    return f"the licence of this model is {ours}, and that of {whose} is {theirs}: see whether it permits that"
-
-
-def read_source(
-    source: Path, checkpoint: str | None, average: int | None = None, vocabulary: Path | None = None
-) -> Exportable:
-    """Reads a model from a run or from a folder of transformers, whose vocabulary may lie in another one."""
+def read_source(source: Path, checkpoint: str | None, average: int | None) -> Exportable:
+    """Reads a model from a run or from a folder of transformers."""
     if not os.path.isdir(source):
         raise UserError(f"{source}: {absence(source, 'folder')}")
-    given = {"checkpoint": checkpoint, "average": average}
-    options = [f"--{name} {value}" for name, value in given.items() if value is not None]
     if not (source / folders.CONFIG).exists():
-        if len(options) > 1:
-            raise UserError(f"{' '.join(options)}: give one of them; an average is that of the last checkpoints")
+        if checkpoint is not None and average is not None:
+            raise UserError("--checkpoint and --average: give one of them; an average is that of the last checkpoints")
         return _read_run(source, checkpoint, average)
-    if options:
-        raise UserError(f"{options[0]}: {source} is a folder of transformers, which has no checkpoints")
-    return _read_transformers(source, vocabulary or source)
+    if checkpoint is not None or average is not None:
+        raise UserError(f"--checkpoint, --average: {source} is a folder of transformers, which has no checkpoints")
+    return _read_transformers(source)
 
 
-def _read_transformers(source: Path, vocabulary: Path) -> Exportable:
+def _read_transformers(source: Path) -> Exportable:
     """Reads a folder of transformers. A pooler or next-sentence head without the other is left out, as are rows of the
     embeddings that belong to no piece."""
     shape, weights, missing = folders.read_folder(source)
-    lacking = list(dict.fromkeys(name.partition(".")[0] for name in missing))
-    objective = find_objective(shape)
-    unpaired = shape.change_learning(pairs=False)
-    if {*lacking} & {*objective.exported_heads(unpaired)}:
+    lacking, objective, left_out = sorted({name.partition(".")[0] for name in missing}), find_objective(shape), []
+    if {*lacking} & {*objective.exported_heads(shape.change_learning(pairs=False))}:
         raise UserError(f"{source}: lacks {', '.join(lacking)}; only a model that {objective.learns} can be exported")
-    left_out = []
-    if (surplus := shape.vocabulary - len(folders.read_pieces(vocabulary, shape, str(source)))) > 0:
+    if (surplus := shape.vocabulary - len(folders.read_pieces(source, shape, str(source)))) > 0:
         left_out.append(f"{surplus:,} rows of the embeddings, which belong to no piece")
-        shape, unpaired = (change(each, vocabulary=each.vocabulary - surplus) for each in (shape, unpaired))
+        shape = replace(shape, vocabulary=shape.vocabulary - surplus)
         weights = cut_rows(shape, weights)
     if lacking:
-        shape = unpaired
+        shape = shape.change_learning(pairs=False)
         weights, heads = select_heads(shape, weights)
         left_out += [f"{heads}, half of {objective.pairs_head}"] * bool(heads)
-    if files := folders.list_sentence_files(source):
-        left_out.append(f"{', '.join(files)}, for vectors of sentences")
     licence, length = read_front_matter(source / folders.CARD, "license"), folders.read_length(source, shape)
-    return Exportable(shape, weights, source, length, licence, "; ".join(left_out))
+    return Exportable(shape, weights, source, length, licence, left_out)
 
 
 def select_heads(shape: Shape, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
@@ -222,17 +187,18 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
 
 
 def _read_run(source: Path, checkpoint: str | None, average: int | None) -> Exportable:
+    """Reads a checkpoint of a run, or the average of its last ones."""
     steps: tuple[int, ...] = ()
     if average is None:
         saved, weights = load_checkpoint(source, checkpoint)
+        scores = saved.run.scores
     else:
         saved = Saved.read(find_checkpoint(source))
         steps, weights = average_last(source, average)
-    run, shape = saved.run, saved.record.shape
-    state, scores = run.state, run.scores
-    if average is not None:
         found = Average.read(source)
         scores = found.scores if found and found.steps == steps else None
+    run, shape, state = saved.run, saved.record.shape, saved.run.state
+    saved.read_vocabulary()  # checks it
     if state.trained_segments == 1:
         weights = repeat_segment(weights, shape)
     weights, unknown = select_heads(shape, weights)
@@ -250,7 +216,7 @@ def _read_run(source: Path, checkpoint: str | None, average: int | None) -> Expo
         branch=run.branch,
         averaged=steps,
     )
-    left_out = f"{unknown}, of which transformers knows nothing" * bool(unknown)
+    left_out = [f"{unknown}, of which transformers knows nothing"] * bool(unknown)
     length = min(state.trained_length or shape.positions, shape.positions)
     vocabulary = saved.folder.parent.parent / TOKENIZER
     return Exportable(shape, weights, vocabulary, length, run.recipe.card.licence, left_out, made)

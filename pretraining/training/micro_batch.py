@@ -25,17 +25,14 @@ from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.mesh.mesh import ALONE, Mesh, Rehearsal
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
-from pretraining.planning.memory import CPU_PIECES, MARGIN, Heaviest, Room, find_largest_that_fits
+from pretraining.planning.memory import MARGIN, Heaviest, Room, find_largest_that_fits
 from pretraining.planning.plan import Target
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
 
-AWKWARD = 4
-"""Warns that a batch has too few divisors if the next larger micro-batch is this many times as large."""
-LESS_MEMORY = "parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
-LESS_OF_SHARED = "parallel.zero = 2, compute.checkpoint_activations = true, or a larger parallel.tensor"
+LESS_MEMORY = "a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
 
 
 class MicroBatches:
@@ -62,17 +59,18 @@ class MicroBatches:
                 if phase.micro_batch == "auto":
                     self._find(number, phase, self._list_conditions(phase, devices))
                 elif self._context.world.rank == 0 and not self._make_trial(phase)(phase.micro_batch):
-                    self._warn_of_shortage(number, phase)
+                    self._context.warn(self._describe_shortage(number, phase, phase.micro_batch))
 
     def _find(self, number: int, phase: Phase, conditions: dict[str, object]) -> None:
         """Keeps the run's earlier micro-batch if nothing has changed; otherwise takes what fits on all ranks."""
         before = self.found.get(phase.name)
         if before is None or before.conditions != conditions:
             own = self.find_largest(phase)
-            fault = f'phases.{number}.micro_batch = "auto": {self._explain_no_room(phase)}'
-            self.found[phase.name] = FoundMicroBatch(min(gather(own, None if own else fault)), conditions)
+            fault = None if own else self._describe_shortage(number, phase, 1)
+            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
         if self._context.world.rank == 0:
-            self._report(number, phase, before)
+            found = self.found[phase.name].sequences
+            self._context.console.print(f"micro-batch of phase {phase.name}: {found} (auto)", markup=False)
 
     def find_largest(self, phase: Phase, below: int | None = None) -> int | None:
         """Finds the largest micro-batch, below a limit if given, that fits on this rank; None if none does."""
@@ -92,51 +90,15 @@ class MicroBatches:
         """Returns an error that names a micro-batch that fits, after a step of this rank ran out of memory."""
         self._engine.forget_gradients()
         release_memory(self._engine.device)
-        size, said = self.size_for(phase), f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}: "
-        smaller = self.find_largest(phase, below=size)
-        if smaller is None:
-            return UserError(said + self._explain_no_room(phase))
-        if phase.micro_batch == "auto":
-            return UserError(
-                f"{said}{size}, which was found to fit, does not fit any more into {self._where}; "
-                f"give {smaller}, and see what else takes memory there"
-            )
-        return UserError(
-            f'{said}does not fit into {self._where} at length {phase.length}; {smaller} does, or take "auto"'
-        )
+        return UserError(self._describe_shortage(number, phase, self.size_for(phase)))
 
-    def _warn_of_shortage(self, number: int, phase: Phase) -> None:
-        """Warns that a given micro-batch may not fit: it still may, since text does not fill all sequences."""
-        smaller = self.find_largest(phase, below=self.size_for(phase))
-        cure = self._explain_no_room(phase) if smaller is None else f'{smaller} will, or take "auto"'
-        self._context.warn(
-            f"phases.{number}.micro_batch = {phase.micro_batch}: so many full sequences of length {phase.length} will "
-            f"probably not fit into {self._where}; {cure}"
-        )
-
-    def _report(self, number: int, phase: Phase, before: FoundMicroBatch | None) -> None:
-        """Prints the micro-batch that was found, and warns if a batch with other divisors would be faster."""
-        found, console = self.found[phase.name], self._context.console
-        how = "as before" if found is before else self._describe_limit(phase)
-        if before is not None and found is not before:
-            how += f" here; it was {before.sequences}"
-        console.print(f"micro-batch of phase {phase.name}: {found.sequences}, {how} (auto)", markup=False)
-        larger = next((size for size in self._target.sizes(phase) if size > found.sequences), 0)
-        if larger >= AWKWARD * found.sequences:
-            self._context.warn(
-                f"phases.{number}.batch = {phase.batch}: what divides a rank's share of it is {found.sequences} and "
-                f"then {larger}, which does not fit; a batch with more divisors would be faster"
-            )
-
-    def _describe_limit(self, phase: Phase) -> str:
-        """Says why the micro-batch that was found is not larger."""
-        found, share = self.found[phase.name].sequences, phase.batch // self._target.ranks
-        if found == share:
-            return "all of the batch" if self._target.ranks == 1 else "all of a rank's share of the batch"
-        if found < self._target.sizes(phase)[-1]:
-            return "the largest that fits"
-        fast = f"up to {CPU_PIECES:,} pieces, with which a CPU is fast"
-        return f"the largest {fast if self._room.on_cpu else 'whose elements kernels can number'}"
+    def _describe_shortage(self, number: int, phase: Phase, size: int) -> str:
+        """Says that a micro-batch of this size does not fit, and which one does, of full sequences."""
+        smaller, room = self.find_largest(phase, below=size), self._room
+        where = f"{room.usable / 1e9:.1f} GB of a rank" if room.on_cpu else f"{room.size / 1e9:.1f} GB of this GPU"
+        cure = f"give {smaller}, or see what else takes memory there" if smaller else f"take {LESS_MEMORY}"
+        given = f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}"
+        return f"{given}: {size} x {phase.length} pieces do not fit into the {where}; {cure}"
 
     def _list_conditions(self, phase: Phase, devices: list[str]) -> dict[str, object]:
         """Lists all that decides which micro-batch fits: a run keeps its micro-batch while this stays the same."""
@@ -157,16 +119,6 @@ class MicroBatches:
         device = self._engine.device
         name = read_name(device) if device.type == "cuda" else device.type
         return f"{name}, {self._room.size / 1e9:.0f} GB"
-
-    @property
-    def _where(self) -> str:
-        if self._room.on_cpu:
-            return f"the {self._room.usable / 1e9:.1f} GB that a rank may take here"
-        return f"the {self._room.size / 1e9:.1f} GB of this GPU"
-
-    def _explain_no_room(self, phase: Phase) -> str:
-        cure = LESS_OF_SHARED if self._target.tensor > 1 else LESS_MEMORY
-        return f"not even 1 sequence of length {phase.length} fits into {self._where}; take {cure}"
 
 
 def measure_room(device: torch.device, ranks: int) -> Room:

@@ -22,10 +22,9 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
 from pretraining.checkpoint.record import CheckpointRecord, is_finished, list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
-from pretraining.huggingface.folders import list_sentence_files
 from pretraining.huggingface.weights import count_segments, list_row_names
 from pretraining.model.encoder import PretrainingModel
-from pretraining.model.shape import SIDES, Sees, Shape
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, list_heads
 from pretraining.training.skips import Skip
 
@@ -56,12 +55,9 @@ def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
 def find_difference(origin: StoredModel, ours: Vocabulary) -> str | None:
     """Says why a vocabulary does not extend that of the model; None if it does."""
     name, theirs = origin.name, origin.vocabulary
-    if ours.kind != theirs.kind:
-        kinds = [find_kind(one.kind).title for one in (theirs, ours)]
+    kinds = [f"{find_kind(one.kind).title}, {'cased' if one.cased else 'uncased'}" for one in (theirs, ours)]
+    if kinds[0] != kinds[1]:
         return f"the vocabulary of {name} is {kinds[0]}, that of the data {kinds[1]}"
-    if ours.cased != theirs.cased:
-        cases = {True: "keeps case and accents", False: "puts text into lower case"}
-        return f"the vocabulary of {name} {cases[theirs.cased]}, that of the data {cases[ours.cased]}"
     for number, (their, our) in enumerate(zip(theirs.pieces, ours.pieces, strict=False)):
         if their != our:
             return f"piece {number:,} is {their!r} in {name} and {our!r} in the data"
@@ -149,7 +145,9 @@ def begin_with(model: PretrainingModel, state: RunState, origin: StoredModel, vo
         anew.append(f"positions {origin.shape.positions:,} to {model.shape.positions - 1:,}")
     if new:
         anew.append(f"{len(new):,} pieces, each the mean of those that it replaces")
-    return describe_beginning(origin, model.shape.learns.sees, anew, name_heads(weights.keys() - fresh.keys(), called))
+    begins = f"begins with {origin.name}: {origin.shape.layers} layers of {origin.shape.hidden}"
+    left = name_heads(weights.keys() - fresh.keys(), called)
+    return "; ".join([f"{begins}, {len(origin.vocabulary):,} pieces", *describe_heads(anew, left)])
 
 
 def extend_rows(rows: Tensor, known: int, new: list[list[int]], size: int) -> Tensor:
@@ -176,29 +174,10 @@ def describe_change(before: Shape, now: Shape) -> str | None:
     if before.learns.objective == now.learns.objective:
         return None
     objective, theirs = find_objective(now), find_objective(before).heads(before)
-    ours, sight = objective.heads(now), describe_sight(before.learns.sees, now.learns.sees)
+    ours = objective.heads(now)
     anew = [called for name, called in ours.items() if name not in theirs]
     left = [called for name, called in theirs.items() if name not in ours]
-    return "; ".join([f"from here on the model {objective.learns}", *sight, *describe_heads(anew, left)])
-
-
-def describe_sight(then: Sees, now: Sees) -> list[str]:
-    """Describes a change of the pieces that a piece attends to; empty if there is none."""
-    return [f"a piece saw {SIDES[then]}, and from now on {SIDES[now]}"] * (then != now)
-
-
-def describe_beginning(origin: StoredModel, sees: Sees, anew: list[str], left: list[str]) -> str:
-    """Describes in one line what a run begins with; `sees`: the pieces that a piece attends to from now on."""
-    shape, pieces = origin.shape, len(origin.vocabulary)
-    if origin.rows > pieces and not origin.is_checkpoint:
-        left = [*left, f"{origin.rows - pieces:,} rows of its embeddings that belong to no piece"]
-    if files := list_sentence_files(origin.folder):
-        left = [*left, f"{', '.join(files)}, for vectors of sentences"]
-    parts = [f"begins with {origin.name}: {shape.layers} layers of {shape.hidden}, {pieces:,} pieces"]
-    parts += describe_sight(shape.learns.sees, sees)
-    if origin.trained < origin.known:
-        parts += [f"positions {origin.trained:,} to {origin.known - 1:,} as they are, though its tokenizer cuts before"]
-    return "; ".join([*parts, *describe_heads(anew, left)])
+    return "; ".join([f"from here on the model {objective.learns}", *describe_heads(anew, left)])
 
 
 def describe_heads(anew: list[str], left: list[str]) -> list[str]:

@@ -35,7 +35,16 @@ from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
-from pretraining.scoring.pairs import Asked, Pair, Tally, are_right, are_scored, list_sentences, read_pairs, take_pairs
+from pretraining.scoring.pairs import (
+    Asked,
+    Pair,
+    PairCount,
+    are_right,
+    are_scored,
+    list_sentences,
+    read_pairs,
+    take_pairs,
+)
 from pretraining.scoring.sentences import Scorer, SentenceCutter
 from pretraining.scoring.validation import sum_losses
 from pretraining.training.micro_batch import MicroBatches
@@ -228,7 +237,7 @@ def read_sample(
 
 
 @torch.no_grad()
-def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Callable[[], None]) -> Tally:
+def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Callable[[], None]) -> PairCount:
     """Scores pairs, divided among all ranks, which call it together. Pairs too long for the model are left out.
     `data` is the folder of the vocabulary."""
     mesh, vocabulary = engine.mesh, read_vocabulary(data)
@@ -245,4 +254,4 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     dist.all_reduce(shared, group=mesh.data_group)
     scores = shared.cpu().numpy().reshape(-1, 2)
     scored = are_scored(scores)
-    return Tally(int((are_right(scores) & scored).sum()), int(scored.sum()))
+    return PairCount(int((are_right(scores) & scored).sum()), int(scored.sum()))

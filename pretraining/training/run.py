@@ -51,7 +51,7 @@ from pretraining.processes.watchdog import Watch
 from pretraining.reporting.figures import TRIAL, draw_losses
 from pretraining.training.branching import begin_branch, require_own_branch
 from pretraining.training.changes import continue_run, list_changes
-from pretraining.training.exporting import export
+from pretraining.training.exporting import Export, export
 from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.origin import StartingPoint, begin_with, describe_change
 from pretraining.training.request import Request
@@ -325,10 +325,8 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
 def export_weights(request: Request, context: Context, folder: Path, average: int | None = None) -> None:
     """Exports the last weights of a run, or the average of its last checkpoints, and prints what was exported."""
     with context.console.status(escape(f"exporting to {folder}, and reading it back")):
-        exported = export(request.out, folder, average=average)
+        exported = export(Export(request.out, folder, average=average))
     context.console.print(str(exported), markup=False, soft_wrap=True)
-    if exported.warning:
-        context.warn(exported.warning)
 
 
 def describe_loading(shape: Shape, folder: Path) -> str:

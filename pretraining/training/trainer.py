@@ -98,7 +98,7 @@ class Trainer(Loop):
     def train(self) -> None:
         """Trains the phases that are left, up to one with another objective."""
         begin, request = time.monotonic(), self.request
-        with self.log, self.saver, self.garbage, self.profile or nullcontext():
+        with self.log, self.saver, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
             if self.branch is not None:
                 self.log.text("branch", f"of {self.branch}")
@@ -212,7 +212,7 @@ class Trainer(Loop):
         if saves:
             self.save(phase)
         self.saver.report()
-        self.garbage.after_step(step)
+        self.heap.after_step()
 
     def evaluate_what_a_stop_left(self, phase: TrainingPhase) -> None:
         """Makes up an evaluation that was due when the last start was stopped, except at the end of a phase."""
@@ -233,7 +233,7 @@ class Trainer(Loop):
         self.state.begin_phase(phase.number + 1)
         leapt = self.find_leap()
         self.guard.begin_phase()
-        self.write_checkpoint(self.state.step, self.make_section(leapt))
+        self.write_checkpoint(self.state.step, self.make_section(leapt).as_json())
         if self.is_done and self.request.recipe.checkpoints.average:
             self.score_average(phase, self.request.recipe.checkpoints.average)
 
@@ -366,7 +366,7 @@ class Trainer(Loop):
         self.batch_saved, leapt = phase.batch_number(self.state.phase_step), self.find_leap()
         if leapt is None:  # a rollback goes back to this one
             self.batch_kept, self.state.kept_step = self.batch_saved, self.state.phase_step
-        self.write_checkpoint(self.state.step, self.make_section(leapt))
+        self.write_checkpoint(self.state.step, self.make_section(leapt).as_json())
 
     def find_leap(self) -> float | None:
         """Returns the last loss if it has leapt, and warns; else None. No rollback goes back to such a checkpoint."""

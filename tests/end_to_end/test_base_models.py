@@ -67,10 +67,9 @@ def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> 
 
 
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
-    (bert / "modules.json").write_text("[]")
     change_config(bert, initializer_range=0.03)
     said = assert_well(train(adapting.command("run", "--init", bert), 2))
-    assert f"begins with {bert}: 2 layers of 32, 229 pieces; left out: modules.json, 1_Pooling/" in said
+    assert f"begins with {bert}: 2 layers of 32, 229 pieces\n" in said
     recipe = load_recipe(adapting.folder / "run" / "recipe.toml")
     assert recipe.base_model == str(bert)
     assert (recipe.model.layers, recipe.model.intermediate, recipe.model.positions) == (2, 48, 64)
@@ -134,7 +133,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: 
 
 def test_another_casing_and_another_size_are_refused(adapting: Place, place: Place) -> None:
     cased = write_bert(place.folder / "cased", WordPiece(read_vocabulary(place.data).pieces, cased=True))
-    message = f"the vocabulary of {cased} keeps case and accents, that of the data puts text into lower case"
+    message = f"the vocabulary of {cased} is WordPiece, cased, that of the data WordPiece, uncased"
     assert_refused(adapting.command("run", "--init", cased), message)
     wide = write_bert(place.folder / "wide", place.data, hidden=64)
     message = f"{place.recipe}: model.hidden = 32: {wide} has 64; leave it out"
@@ -171,7 +170,6 @@ def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, ber
     config.write_text(config.read_text().replace('"model_max_length": 64', f'"model_max_length": {length}'))
     words = ["--phases.1.new_positions", "copied", *STILL]
     said = assert_well(train(adapting.command("run", "--init", bert, *words), 1))
-    assert ("; positions 40 to 63 as they are, though its tokenizer cuts before\n" in said) == (length == 40)
     assert "begin as copies" not in said
     name = "embeddings.position.weight"
     before, after = (read_folder(folder)[1][name] for folder in (bert, adapting.folder / "run" / "export"))
@@ -219,9 +217,8 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     given = dataclasses.replace(adapting, data=data)
     (bert / "README.md").write_text("---\nlicense: mit\n---\n")
     first, second = train(given.command("run", "--init", bert, "--card.licence", "apache-2.0"), 2)
-    assert (first.code, second.code, second.errors) == (0, 0, "")
+    assert (first.code, second.code, first.errors + second.errors) == (0, 0, "")
     assert "229 pieces; anew: 3 pieces, each the mean of those that it replaces\n" in first.output
-    assert first.errors.startswith("warning: the licence of this model is apache-2.0, and that of bert")
     export = adapting.folder / "run" / "export"
     card = (export / "README.md").read_text()
     assert "| licence of bert, with which it began | mit |" in card

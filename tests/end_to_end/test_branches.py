@@ -157,7 +157,7 @@ def test_branches_that_cannot_be_are_refused(place: Place, straight: Path, other
 
     refuse(f"{run}@2", f"{run}: no checkpoint step-00000002; there are step-00000001, step-00000003, step-00000004")
     refuse(f"{run}@2", f"{run}: no checkpoint step-00000002; ", more=("--check",))
-    refuse(run, f"--branch {run}: {list_finished(run)[-1] / FILES[0]}: ", "\nname another step, of 1, 3, 4, 5\n")
+    refuse(run, f"--branch {run}: {list_finished(run)[-1] / FILES[0]}: ", "\nname another step, if there is one\n")
     refuse(f"{run}x@2", f"{run}x: no such folder")
     refuse(place.data, f"{place.data}: has no finished checkpoint")
     refuse(run, f"--branch {run}: is the run in --out {run} itself", more=("--out", run))

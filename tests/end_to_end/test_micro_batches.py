@@ -20,12 +20,12 @@ from support.training import (
     train_straight,
 )
 
-from pretraining.checkpoint.record import list_finished, read_record
-from pretraining.checkpoint.state import RunRecord
+from pretraining.checkpoint.record import list_finished
+from pretraining.checkpoint.state import Saved
 from pretraining.processes.ending import Code
 
 AUTO = ["--phases.0.micro_batch", "auto", "--phases.1.micro_batch", "auto"]
-FOUND = "micro-batch of phase {}: {}, the largest that fits (auto)\n"
+FOUND = "micro-batch of phase {}: {} (auto)\n"
 
 
 def fixed(first: int, second: int) -> list[str]:
@@ -34,7 +34,7 @@ def fixed(first: int, second: int) -> list[str]:
 
 def kept(run: Path) -> dict[str, int]:
     """The micro-batches that the last checkpoint knows."""
-    found = RunRecord.from_checkpoint(read_record(list_finished(run)[-1])).micro_batches
+    found = Saved.read(list_finished(run)[-1]).run.micro_batches
     return {name: each.sequences for name, each in found.items()}
 
 
@@ -49,7 +49,7 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
     output = assert_well(train(place.command("run", *AUTO)))
     run = place.folder / "run"
     for name, size in (("short", 12), ("long", 6)):
-        assert f"micro-batch of phase {name}: {size}, all of a rank's share of the batch (auto)\n" in output
+        assert f"micro-batch of phase {name}: {size} (auto)\n" in output
     assert "a step: 24 sequences of length 32, 1 x 12 a rank" in output
     assert kept(run) == {"short": 12, "long": 6}
     assert_same_curve(run, straight, 1e-5)
@@ -74,11 +74,11 @@ def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
     assert_ended(stopped, Code.STOPPED)
     again = launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7)))
     assert_ended(again, Code.STOPPED)
-    output = "micro-batch of phase short: 4, as before (auto)\nmicro-batch of phase long: 3, as before (auto)\n"
+    output = FOUND.format("short", 4) + FOUND.format("long", 3)
     assert output in again.done()[0].output
     assert kept(place.folder / "run") == {"short": 4, "long": 3}
     alone = assert_well(train(command, 1, fault=Capacity((20,))))
-    assert "micro-batch of phase long: 12, all of the batch here; it was 3 (auto)\n" in alone
+    assert FOUND.format("long", 12) in alone
     assert "phase short" not in alone, "it is over"
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
     assert_same_curve(place.folder / "run", told, 1e-5)
@@ -89,19 +89,20 @@ def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
     command = place.command("run", *AUTO)
     assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
     output = assert_well(train([*command, "--precision.dtype", "bf16"], fault=Capacity((9, 2))))
-    assert "micro-batch of phase short: 2, the largest that fits here; it was 4 (auto)\n" in output
+    assert FOUND.format("short", 2) in output
 
 
-CURE = "take parallel.zero = 2 or 3, parallel.offload, compute.checkpoint_activations = true, or more ranks"
+CURE = "take a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
+OTHERS = "or see what else takes memory there"
 
 
 @pytest.mark.parametrize(
     ("words", "room", "phase", "why", "cure"),
     [
-        (fixed(6, 2), (20, 5), 0, "6: does not fit into the ", ' at length 32; 4 does, or take "auto"'),
-        slow(fixed(4, 6), (20, 4), 1, "6: does not fit into the ", ' at length 64; 3 does, or take "auto"'),
-        (AUTO, (20, 0), 0, '"auto": not even 1 sequence of length 32 fits into the ', f"; {CURE}"),
-        slow(fixed(2, 2), (20, 0), 0, "2: not even 1 sequence of length 32 fits into the ", f"; {CURE}"),
+        (fixed(6, 2), (20, 5), 0, "6: 6 x 32 pieces do not fit into the ", f"; give 4, {OTHERS}"),
+        slow(fixed(4, 6), (20, 4), 1, "6: 6 x 64 pieces do not fit into the ", f"; give 3, {OTHERS}"),
+        (AUTO, (20, 0), 0, '"auto": 1 x 32 pieces do not fit into the ', f"; {CURE}"),
+        slow(fixed(2, 2), (20, 0), 0, "2: 2 x 32 pieces do not fit into the ", f"; {CURE}"),
     ],
 )
 def test_a_micro_batch_that_does_not_fit_says_what_does(
@@ -118,8 +119,8 @@ def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
     command = place.command("run", *AUTO)
     assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
     errors = assert_ended(launch(command, fault=Capacity((9, 3))), Code.CURE)
-    assert 'phases.0.micro_batch = "auto": 4, which was found to fit, does not fit any more into the ' in errors
-    assert errors.endswith("; give 3, and see what else takes memory there\n")
+    assert 'phases.0.micro_batch = "auto": 4 x 32 pieces do not fit into the ' in errors
+    assert errors.endswith(f"; give 3, {OTHERS}\n")
 
 
 def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> None:
@@ -127,18 +128,7 @@ def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> N
     words = [*fixed(4, 6), "--stop-after", "short"]
     assert [rank.errors for rank in train(place.command("first", *words), fault=Capacity((4, 4)))] == ["", ""]
     [first, second] = train(place.command("both", *fixed(4, 6), "--phases.1.steps", "1"), fault=Capacity((4, 20)))
-    message = "phases.1.micro_batch = 6: so many full sequences of length 64 will probably not fit into the "
+    message = "phases.1.micro_batch = 6: 6 x 64 pieces do not fit into the "
     assert first.errors.startswith(f"warning: {message}")
-    assert '; 3 will, or take "auto"\n' in first.errors
+    assert f"; give 3, {OTHERS}\n" in first.errors
     assert second.errors == ""
-
-
-def test_a_batch_with_few_divisors_is_told(place: Place) -> None:
-    words = ["--phases.0.batch", "14", "--phases.0.steps", "1", "--phases.1.steps", "1"]
-    done = train(place.command("run", *AUTO, *words), fault=Capacity((6, 6)))
-    assert [rank.code for rank in done] == [0, 0]
-    assert done[0].errors == (
-        "warning: phases.0.batch = 14: what divides a rank's share of it is 1 and then 7, which does not fit; "
-        "a batch with more divisors would be faster\n"
-    )
-    assert kept(place.folder / "run") == {"short": 1, "long": 6}

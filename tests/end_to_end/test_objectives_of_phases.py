@@ -50,15 +50,13 @@ def read_kind(run: Path, step: int, kind: str) -> dict[str, Tensor]:
     [
         (
             LTR_FIRST,
-            "from here on the model predicts masked pieces; a piece saw those before it, and from now on all others; "
-            "anew: pooler, next-sentence head",
+            "from here on the model predicts masked pieces; anew: pooler, next-sentence head",
             ("piece_loss", "masked_loss"),
             (5,),
         ),
         slow(
             MASKS_FIRST,
-            "from here on the model predicts the piece before; a piece saw all others, and from now on those "
-            "after it; left out: pooler, next-sentence head",
+            "from here on the model predicts the piece before; left out: pooler, next-sentence head",
             ("masked_loss", "piece_loss"),
             (3, 5, 6),
         ),

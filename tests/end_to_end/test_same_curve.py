@@ -18,7 +18,7 @@ from pretraining.checkpoint.record import list_finished
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
 from pretraining.huggingface.folders import read_folder
-from pretraining.training.exporting import export
+from pretraining.training.exporting import Export, export
 
 BF16 = ["--precision.dtype", "bf16"]
 NO_DROPOUT = ["--model.dropout", "0", "--model.attention-dropout", "0"]
@@ -124,7 +124,7 @@ def their_validation_loss(folder: Path, data: Path, length: int) -> tuple[float,
 @pytest.mark.parametrize("way", ["1 straight", "3 ZeRO 3"])
 def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Runs, way: str, tmp_path: Path) -> None:
     last = records(runs[way], "evaluation")[-1]
-    export(runs[way], tmp_path / "again")
+    export(Export(runs[way], tmp_path / "again"))
     for folder in (runs[way] / "export", tmp_path / "again"):
         masked, following = their_validation_loss(folder, runs.data, 64)
         assert masked == pytest.approx(last["masked_loss"], abs=1e-3)

@@ -15,9 +15,8 @@ from support.task_models import HEADS, task_weights
 from support.transformers_models import SHAPE
 from torch import Tensor
 
-from finetuning.model.graphs import FilledBatch, Graphs, GraphShape, find_shape
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.model.serving import ServedModel
+from finetuning.model.serving import FilledBatch, Graphs, GraphShape, ServedModel, find_shape
 from pretraining.answering import layers
 from pretraining.architectures.weights import Kind
 from pretraining.model import cpu_kernels

@@ -98,15 +98,12 @@ def test_three_steps_give_the_losses_of_transformers(name: str, kind: Kind, tmp_
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    state, checks = our_model.state_dict(), list[tuple[str, float]]()
+    state = our_model.state_dict()
     COUNTERPARTS[name].write_vocabulary(tmp_path / "data", shape.vocabulary)
-
-    def verify(folder: Path) -> None:
-        checks.extend(verify_fine_tuned(folder, shape, head, state, compute_logits, vocabulary.special))
-
     vocabulary = read_vocabulary(tmp_path / "data")
-    write_fine_tuned(tmp_path / "out", shape, head, state, vocabulary, "a card\n", {}, LENGTH, verify)
-    assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
+    write_fine_tuned(tmp_path / "out", shape, head, state, vocabulary, "a card\n", {}, LENGTH)
+    readers = verify_fine_tuned(tmp_path / "out", shape, head, state, compute_logits, vocabulary.special)
+    assert [*readers] == ["Cloze", "transformers"]
 
 
 # GPT's auxiliary loss

@@ -85,11 +85,11 @@ def test_a_row_of_zeros_is_zero_in_8_bits() -> None:
 
 
 def test_where_there_is_no_int8_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert '"int8": on a CPU alone' in refusal(check_int8, torch.device("cuda"), SHAPE)
+    assert "not on cuda for BERT here" in refusal(check_int8, torch.device("cuda"), SHAPE)
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert "no products of bytes" in refusal(check_int8, torch.device("cpu"), SHAPE)
+    assert "needs a CPU with products of bytes" in refusal(check_int8, torch.device("cpu"), SHAPE)
     monkeypatch.setattr(Bert, "find_server", lambda _: None)
-    assert '"int8": layers of BERT are not computed' in refusal(check_int8, torch.device("cpu"), SHAPE)
+    assert "not on cpu for BERT here" in refusal(check_int8, torch.device("cpu"), SHAPE)
 
 
 def test_one_long_text_among_many_short_ones_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,22 +145,19 @@ def test_a_text_is_read_from_the_piece_that_sees_all_of_it(kind: str, sees: Sees
 def test_a_folder_says_it_and_is_refused_where_nobody_else_computes_it(kind: str, sees: Sees, tmp_path: Path) -> None:
     shape, head = shape_of(sees), HEADS[kind]
     weights = task_weights(head, shape=shape)
-    vocabulary, checks = WordPiece(PIECES, cased=False), list[tuple[str, float]]()
+    vocabulary = WordPiece(PIECES, cased=False)
     out = tmp_path / "out"
     card = make_task_card(shape, head, out, 16, TaskProvenance("toy", BaseSummary("base", on_hub=False)))
-
-    def verify(folder: Path) -> None:
-        checks.extend(verify_fine_tuned(folder, shape, head, weights, compute_logits, vocabulary.special))
-
-    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16, check=verify)
+    write_fine_tuned(out, shape, head, weights, vocabulary, card, {}, 16)
+    readers = verify_fine_tuned(out, shape, head, weights, compute_logits, vocabulary.special)
     read, read_head, state = read_fine_tuned(out)
     assert (read, read_head) == (shape.encoder, head)
     assert same(state, weights)
     if sees == "before" and kind in ("spans", "tags"):  # transformers computes these one way, and agrees
-        assert [reader for reader, _ in checks] == ["Cloze", "transformers"]
+        assert [*readers] == ["Cloze", "transformers"]
         assert "No class" not in card
         return
-    assert [reader for reader, _ in checks] == ["Cloze"]
+    assert [*readers] == ["Cloze"]
     assert "No class of transformers" in card
     assert "library_name" not in card
     with pytest.raises(ValueError, match="cloze-"):

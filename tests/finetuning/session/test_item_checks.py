@@ -20,7 +20,7 @@ from finetuning.session.item_checks import SAMPLE, check_items
 from finetuning.tasks.sentences import SentenceItems, SentenceTask
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import WEIGHTS
-from pretraining.huggingface.weights_file import write_weights
+from pretraining.huggingface.weights import write_weights
 
 HEAD = "text\tlabel\n"
 Check = Callable[..., str]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning import prediction
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.folders import read_folder, read_head
-from pretraining.training.exporting import export
+from pretraining.training.exporting import Export, export
 
 
 def rewrite_config(folder: Path, leave_out: tuple[str, ...] = (), **changes: Any) -> None:
@@ -83,7 +82,7 @@ def test_a_roberta_that_gives_unknown_words_no_position_is_refused(reader: str, 
     write_roberta(tmp_path / "in", RobertaForSequenceClassification if reader == "predict" else RobertaForMaskedLM)
     told = r"in: pad_token_id is 1 in config\.json, .*'\[UNK\]', .*'\[PAD\]', 0; .*pad_token_id 0"
     if reader == "export":
-        assert_refusal(told, export, tmp_path / "in", tmp_path / "out")
+        assert_refusal(told, export, Export(tmp_path / "in", tmp_path / "out"))
     else:
         read = StoredModel.open if reader == "init" else lambda name: prediction.load(Path(name))
         assert_refusal(told, read, str(tmp_path / "in"))
@@ -105,27 +104,11 @@ def test_a_roberta_that_pads_with_what_no_text_has_is_read(where: str, tmp_path:
         save_file(weights, tmp_path / "in/model.safetensors", {"format": "pt"})
         theirs, pieces = load(RobertaForMaskedLM, tmp_path / "in"), pieces[:-1]
     WordPiece(pieces, cased=False).write(tmp_path / "in")
-    export(tmp_path / "in", tmp_path / "out")
+    export(Export(tmp_path / "in", tmp_path / "out"))
     given = AutoTokenizer.from_pretrained(tmp_path / "out")("word3 nobody word5", return_tensors="pt")
     ours = load(RobertaForMaskedLM, tmp_path / "out")
     assert ours.config.pad_token_id == 0
     torch.testing.assert_close(ours(**given).logits, theirs(**given).logits[..., : len(pieces)], atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("model", ["gpt", "modern"])
-def test_dropout_of_embeddings_that_differs_from_that_of_layers_is_told(model: str, tmp_path: Path) -> None:
-    kind, config, name = {
-        "gpt": (GPT2LMHeadModel, gpt_config(), "embd_pdrop"),
-        "modern": (ModernBertForMaskedLM, modern_config(), "embedding_dropout"),
-    }[model]
-    kind(config).save_pretrained(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        read_folder(tmp_path)  # the same: nothing to tell
-    changes: dict[str, Any] = {name: 0.0}
-    rewrite_config(tmp_path, **changes)
-    with pytest.warns(UserWarning, match=rf"config.json: {name} is 0.0, and \w+ is 0.1; Cloze uses .*, 0.1, for both"):
-        assert read_folder(tmp_path)[0].dropout == 0.1
 
 
 @pytest.mark.parametrize(
@@ -145,7 +128,7 @@ def test_other_names_of_the_same_activation_are_read(
     theirs = kind(settings).eval()
     theirs.save_pretrained(tmp_path / "in")
     write_wordpiece(tmp_path / "in", SMALL.vocabulary)
-    export(tmp_path / "in", tmp_path / "out")
+    export(Export(tmp_path / "in", tmp_path / "out"))
     ours, pieces = load(kind, tmp_path / "out"), torch.arange(2, 60)[None]
     assert getattr(ours.config, name) == written
     with torch.no_grad():

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
 import math
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -47,7 +44,7 @@ from pretraining.config.settings import Checkpoints, Parallel, Precision, Recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine, LossScaler
 from pretraining.huggingface.model_card import DataSummary
-from pretraining.huggingface.weights_file import save_tensors
+from pretraining.huggingface.weights import save_tensors
 from pretraining.mesh.mesh import Shares
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, find_objective
@@ -156,7 +153,7 @@ def test_what_is_written_is_read(scores: Any) -> None:
         1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, begun_positions=80, trained_segments=1
     )
     written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND, skips=[[0, 2, 1, "it leapt"]])
-    assert RunRecord.from_checkpoint(record_of(written.as_json())) == written
+    assert RunRecord.from_checkpoint(record_of(written.as_json()), Path()) == written
 
 
 @pytest.mark.parametrize(
@@ -205,16 +202,6 @@ def test_a_model_whose_objective_is_gone_is_named() -> None:
         find_objective(make_shape("tiny", 100).change_learning(objective="gone"))
 
 
-RENAME = os.rename
-
-
-def rename_no_folder(source: Path, target: Path) -> None:
-    """As overlayfs answers where a folder lies in a lower layer."""
-    if os.path.isdir(source):
-        raise OSError(errno.EXDEV, "Invalid cross-device link")
-    RENAME(source, target)
-
-
 def make_checkpoints(folder: Path, count: int) -> list[Path]:
     """Folders with records of nothing."""
     made = [folder / FOLDER / f"step-{step:08}" for step in range(1, count + 1)]
@@ -230,22 +217,6 @@ def test_a_damaged_checkpoint_is_never_removed(tmp_path: Path) -> None:
     (third / RECORD).unlink()
     remove_old(tmp_path, Checkpoints(keep=1))
     assert sorted(path.name[-1] for path in (tmp_path / FOLDER).iterdir()) == ["2", "3", "5"]
-
-
-def test_checkpoints_are_removed_where_no_folder_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The record first: what is left by a kill must not be taken for a checkpoint."""
-    removed, rmtree = [], shutil.rmtree
-
-    def remove(folder: Path) -> None:
-        removed.append((folder.name, (folder / RECORD).exists()))
-        rmtree(folder)
-
-    monkeypatch.setattr(os, "rename", rename_no_folder)
-    monkeypatch.setattr(shutil, "rmtree", remove)
-    *_, last = make_checkpoints(tmp_path, 3)
-    remove_old(tmp_path, Checkpoints(keep=1))
-    assert [*(tmp_path / FOLDER).iterdir()] == [last]
-    assert removed == [("step-00000001", False), ("step-00000002", False)]
 
 
 def test_a_file_that_reads_otherwise_than_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

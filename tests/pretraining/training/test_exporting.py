@@ -27,7 +27,6 @@ from transformers import BertModel as TheirEncoder
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
-from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.architectures.declaration import make_shape, read_shape
@@ -40,7 +39,7 @@ from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, num_parameters
 from pretraining.training import exporting
-from pretraining.training.exporting import Exportable, describe_training, export
+from pretraining.training.exporting import Export, Exportable, describe_training, export
 from pretraining.training.run import describe_loading
 
 
@@ -98,8 +97,8 @@ def test_who_exports_what_transformers_would_classify_with_is_warned(
 def test_the_last_line_of_a_hybrid_model_says_whose_logits_they_are(data: Path, tmp_path: Path) -> None:
     source = write_bert(tmp_path / "source", data, objective="hybrid", causal_share=0.25)
     told = "The logits at a piece predict the next one: for a `[MASK]`, read those at the piece before it."
-    assert str(export(source, tmp_path / "out")).endswith(f". {told}")
-    assert told not in str(export(source, tmp_path / "before", sees="before"))
+    assert str(export(Export(source, tmp_path / "out"))).endswith(f". {told}")
+    assert told not in str(export(Export(source, tmp_path / "before", sees="before")))
     assert describe_loading(read_folder(source)[0], source).endswith('")  # the logits at a piece predict the next one')
 
 
@@ -108,7 +107,7 @@ def test_the_spread_of_new_weights_that_a_folder_names_is_kept(data: Path, tmp_p
     source, out = write_bert(tmp_path / "source", data), tmp_path / "out"
     assert not {"initializer_range"} & read_folder(source)[0].values().keys()
     change_config(source, initializer_range=1.5)
-    export(source, out)
+    export(Export(source, out))
     assert json.loads((out / "config.json").read_text())["initializer_range"] == 1.5
     shape = StoredModel.open(str(out)).shape
     assert read_shape(shape.values()).initializer_range == 1.5
@@ -161,7 +160,6 @@ def test_another_model_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for given, place, said in [
         ([str(run)], other, "exists"),
         ([str(out), "--replace"], out, "is what is read"),
-        ([str(run), "--vocabulary", str(other), "--replace"], other, "is what is read"),
     ]:
         assert main([*given, "--out", str(place)]) == 2
         assert f"{place}: {said}" in capsys.readouterr().err
@@ -175,7 +173,6 @@ def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for arguments, message in [
         ([str(tmp_path / "nowhere")], "nowhere: no such folder"),
         ([str(run), "--checkpoint", "first"], "no checkpoint first"),
-        ([str(run), "--vocabulary", str(tmp_path)], "neither vocab.txt nor tokenizer.json"),
         ([str(run), "--licence", "Apache 2.0"], "--licence Apache 2.0: a licence as the hub spells it is needed"),
         ([str(run), "--licence", ""], "--licence : a licence as the hub spells it is needed"),
     ]:
@@ -184,40 +181,31 @@ def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     assert not (tmp_path / "out").exists()
 
 
-def test_another_vocabulary_of_the_same_size_is_refused(run: Path, data: Path, tmp_path: Path) -> None:
-    pieces = load_vocabulary(data, cased=False).pieces
-    WordPiece((*pieces[:-1], "another"), cased=False).write(tmp_path / "other")
-    with pytest.raises(UserError, match="not the vocabulary that the model was trained with"):
-        export(run, tmp_path / "out", vocabulary=tmp_path / "other")
-    WordPiece(pieces, cased=False).write(tmp_path / "same")
-    assert export(run, tmp_path / "out", vocabulary=tmp_path / "same").difference < 1e-4
-
-
 def test_half_precision_is_compared_with_the_rounded_weights(run: Path, tmp_path: Path) -> None:
-    assert export(run, tmp_path / "out", dtype=torch.bfloat16).difference < 1e-4
+    assert export(Export(run, tmp_path / "out", dtype="bfloat16")).differences["Cloze"] < 1e-4
     assert {weight.dtype for weight in load_file(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
     assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
-    export(run, tmp_path / "out")
+    export(Export(run, tmp_path / "out"))
     (tmp_path / "out/modules.json").write_text("[]")
-    assert "left out: modules.json" in str(export(tmp_path / "out", tmp_path / "again"))
+    export(Export(tmp_path / "out", tmp_path / "again"))
     assert (tmp_path / "again/modules.json").read_text() != "[]"
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
-    assert_refusal("which has no checkpoints", export, tmp_path / "out", tmp_path / "again", checkpoint="last")
+    assert_refusal("which has no checkpoints", export, Export(tmp_path / "out", tmp_path / "again", checkpoint="last"))
 
 
 def test_what_transformers_saves_of_an_export_is_exported(run: Path, tmp_path: Path) -> None:
     """It saves no vocab.txt, and its embeddings may have rows without pieces."""
     out, saved, again = (tmp_path / name for name in ("out", "saved", "again"))
-    export(run, out)
+    export(Export(run, out))
     model, tokenizer = AutoModelForPreTraining.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     model.resize_token_embeddings(len(tokenizer) + 8, mean_resizing=False)
     model.save_pretrained(saved)
     tokenizer.save_pretrained(saved)
     assert not (saved / "vocab.txt").exists()
-    assert "left out: 8 rows of the embeddings, which belong to no piece" in str(export(saved, again))
+    assert "left out: 8 rows of the embeddings, which belong to no piece" in str(export(Export(saved, again)))
     wanted, found = (load_file(folder / "model.safetensors") for folder in (out, again))
     assert wanted.keys() == found.keys()
     assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())
@@ -255,21 +243,21 @@ def test_an_encoder_alone_is_not_exported(tmp_path: Path) -> None:
         vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
     TheirEncoder(config).save_pretrained(tmp_path / "encoder")
-    assert_refusal("lacks masked_head, next_head", export, tmp_path / "encoder", tmp_path / "out")
+    assert_refusal("lacks masked_head, next_head", export, Export(tmp_path / "encoder", tmp_path / "out"))
 
 
 def test_a_trainer_goes_on_drawing_the_same_numbers(run: Path, tmp_path: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    export(run, tmp_path / "out")
+    export(Export(run, tmp_path / "out"))
     assert torch.equal(torch.rand(3), expected)
 
 
 def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)  # so that importing it fails
-    done = export(run, tmp_path / "out")
-    assert done.readers == ("Cloze",)
+    done = export(Export(run, tmp_path / "out"))
+    assert [*done.differences] == ["Cloze"]
     assert str(done).endswith("logits read back by Cloze agree exactly")
 
 
@@ -284,5 +272,5 @@ def test_an_export_needs_the_memory_of_one_model(tmp_path: Path) -> None:
         write_folder(source, shape, weights, tmp_path / "vocabulary", "a card\n")
         del weights
         with MemoryWatch() as watch:
-            export(source, out)
+            export(Export(source, out))
     assert 0.8 < watch.most / (4 * num_parameters(shape)) < 1.4
