@@ -282,9 +282,9 @@ class Objective(ABC):
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         """Formats the figures for the console; shares take at least `width` columns."""
 
-    def note(self, shape: Shape) -> str | None:  # noqa: ARG002
-        """Returns the note that a run prints when it begins."""
-        return None
+    def list_notes(self, shape: Shape) -> list[str]:  # noqa: ARG002
+        """Lists the notes that a run prints when it begins."""
+        return []
 
     # Its export.
 
@@ -355,6 +355,12 @@ def find_faults(settings: ObjectiveSettings, timed: bool, used: Sequence[str] = 
     yield from foreign_values("objective", settings, ObjectiveSettings, _settings_of_all(), used=used)
     for name in dict.fromkeys([settings.name, *used]):
         yield from configure_objective(settings.model_copy(update={"name": name})).faults(timed)
+
+
+def list_loss_curves() -> dict[str, str]:
+    """Lists the figures that are parts of a loss, with their names in charts."""
+    every = [figure for objective in objectives().values() for figure in objective.figures]
+    return {figure.name: figure.curve for figure in every if figure.curve is not None}
 
 
 def list_heads() -> dict[str, str]:

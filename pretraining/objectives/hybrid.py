@@ -198,11 +198,11 @@ class Hybrid(MaskedPieces):
         ]
         return said + self.describe_next(figures)
 
-    def note(self, shape: Shape) -> str | None:
+    def list_notes(self, shape: Shape) -> list[str]:
         ways = f"a share of {self.share:g} of the sequences is read left to right, the others have masks"
         if shape.learns.pairs:
             ways += ", and these learn whether B follows A"
-        return "\n".join([ways, *self.describe_masks()])
+        return [ways, *self.describe_masks()]
 
     def describe_heads(self, shape: Shape) -> str:
         either = ", masked or not," if shape.learns.causal_share else ", masked,"

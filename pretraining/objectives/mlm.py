@@ -252,14 +252,14 @@ class MaskedPieces(Objective):
         larger = f"(larger class {figures['next_larger_class']:.1%})"
         return [f"next {figures['next_loss']:.4f} {figures['next_accuracy']:.1%} {larger}"]
 
-    def note(self, shape: Shape) -> str | None:
-        notes = []
-        if not shape.learns.pairs:
-            kind = find_architecture(shape.architecture)
-            missing = "the data has no pairs" if kind.learns_pairs(shape) else f"a {kind.title} has no head for pairs"
-            why = missing if self.settings.next_sentences else "next sentences are left out"
-            notes.append(f"{why}: the model learns from masked pieces alone")
-        return "\n".join([*notes, *self.describe_masks()]) or None
+    def list_notes(self, shape: Shape) -> list[str]:
+        masks = self.describe_masks()
+        if shape.learns.pairs:
+            return masks
+        kind = find_architecture(shape.architecture)
+        missing = "the data has no pairs" if kind.learns_pairs(shape) else f"a {kind.title} has no head for pairs"
+        why = missing if self.settings.next_sentences else "next sentences are left out"
+        return [f"{why}: the model learns from masked pieces alone", *masks]
 
     def describe_masks(self) -> list[str]:
         """Describes dynamic masks in a line."""

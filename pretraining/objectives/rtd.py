@@ -222,10 +222,9 @@ class ReplacedPieces(MaskedPieces):
             f"replaced {figures['detection_loss']:.4f} found {found}",
         ]
 
-    def note(self, shape: Shape) -> str:
+    def list_notes(self, shape: Shape) -> list[str]:
         own = self.find_generator(shape)
-        lines = [f"the generator has {own.layers} layers of {own.hidden}", *self.describe_masks()]
-        return "\n".join(lines)
+        return [f"the generator has {own.layers} layers of {own.hidden}", *self.describe_masks()]
 
     # Its export.
 

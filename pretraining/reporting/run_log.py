@@ -5,11 +5,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import operator
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,6 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar, Protocol
 
-import numpy as np
 from rich.console import Console, RenderableType
 from rich.live import Live
 
@@ -31,10 +29,6 @@ FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
 """Seconds of silence after which a line of progress is printed if the output is no terminal: at first, and at most.
 They double in between."""
 
-POWERS = itertools.accumulate(itertools.repeat(1.1), operator.mul, initial=1e-12)
-LIMITS = list(itertools.takewhile(lambda power: power < 1e20, POWERS))
-BINS = [*(-limit for limit in reversed(LIMITS)), 0.0, *LIMITS]
-"""TensorBoard's limits of histogram bins: finer near 0."""
 NUMBERS = itertools.count()
 """Numbers the files of this process: two may be opened in the same second."""
 
@@ -110,12 +104,6 @@ class EventFile:
         """Adds the figures that are not None, each under its name."""
         known = {name: value for name, value in figures.items() if value is not None}
         self._write(*({"step": step, "summary": self._kinds.scalar(*figure)} for figure in known.items()))
-
-    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
-        """Adds the distribution of each sample as GROUP/NAME."""
-        for name, values in samples.items():
-            summary = self._kinds.histogram(f"{group}/{name}", np.asarray(values), BINS)
-            self._write({"step": step, "summary": summary})
 
     def text(self, name: str, step: int, content: str) -> None:
         """Adds a text as a block of code: TensorBoard renders Markdown."""
@@ -223,11 +211,6 @@ class RunLog:
         if self._file is not None:
             with _as_user_error(self._path):
                 os.fsync(self._file.fileno())
-
-    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
-        """Adds distributions to TensorBoard."""
-        if self._events is not None:
-            self._events.histograms(group, step, samples)
 
     def text(self, name: str, content: str) -> None:
         """Adds a text to TensorBoard."""

@@ -39,7 +39,6 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.model.gpu_layouts import note_choice
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
-from pretraining.objectives.reports import list_loss_curves
 from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes import group
 from pretraining.processes.context import Context
@@ -284,7 +283,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
     settings = recipe.objective.model_copy(update={"name": shape.learns.objective})
-    if note := objectives.configure_objective(settings).note(shape):
+    for note in objectives.configure_objective(settings).list_notes(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
@@ -319,7 +318,7 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
             folder = out / AVERAGED if average.is_better else folder
     except UserError as error:
         context.warn(f"there is no average of the last checkpoints: {error}")
-    console.print(draw_losses(out, list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
+    console.print(draw_losses(out, objectives.list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
     console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
 
 

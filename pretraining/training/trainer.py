@@ -20,7 +20,6 @@ from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import COUNTS, count_step_flops, find_objective
-from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.devices import DeviceError, is_failure
@@ -321,8 +320,11 @@ class Trainer(Loop):
         totals, speed = self.meter.flush(*self.estimate_work_left(phase))
         state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
+        figures = self.objective.measure(totals)
         record = StepRecord(
-            **report_figures(self.objective, totals, width=5),
+            loss=self.objective.total(figures),
+            learns=figures,
+            said=self.objective.describe_figures(figures, width=5),
             speed=speed,
             step=state.step,
             phase=state.phase + 1,
@@ -341,9 +343,6 @@ class Trainer(Loop):
         self.log.write(record)
         self.logged = record
         self.look_at_cores()
-        if self.log.tensorboard:
-            for name, values in self.engine.optimizer.histograms().items():
-                self.log.histograms(name, record.step, values)
 
     def evaluate(self, phase: TrainingPhase, ends: bool = False) -> None:
         """Scores the model on held-out examples, unless done at this step, and on minimal pairs if the phase `ends`."""

@@ -124,10 +124,6 @@ class FlatOptimizer(torch.optim.Optimizer):
             torch._foreach_sub_(steps, [found_inf] * len(steps))
         return steps
 
-    def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """Returns distributions of the last step: by name, then by part of the model."""
-        return {}
-
     def get_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a tensor, with the number of steps that have moved it; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]

@@ -278,7 +278,7 @@ def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) 
 
 def test_a_plan_tells_of_the_objective(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ANEW, "--objective.rate", "0.3", "--objective.next_sentences", "false"]
-    train.main(["--recipe", str(plain), "--check", "--pieces-per-second", "1e6", *words])
+    train.main(["--recipe", str(plain), "--check", "--logging.peak_flops", "1e12", *words])
     said = " ".join(capsys.readouterr().out.split())
     assert "- next sentences are left out: the model learns from masked pieces alone" in said
     assert "- masks are drawn anew in every epoch, a share of 0.3 of the pieces" in said
