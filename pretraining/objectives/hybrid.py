@@ -187,9 +187,6 @@ class Hybrid(MaskedPieces):
         share = self.share if {"masked_loss", "piece_loss"} <= figures.keys() else float("piece_loss" in figures)
         return share * figures.get("piece_loss", 0.0) + (1 - share) * of_masked
 
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return dict(figures)
-
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         said = [
             f"{title} {figures[f'{name}_loss']:.4f} {figures[f'{name}_accuracy']:{width}.1%}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -235,9 +234,6 @@ class MaskedPieces(Objective):
             "next_accuracy": totals["next_sentence_correct"] / pairs,
             "next_larger_class": max(random, pairs - random) / pairs,
         }
-
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return {**figures, "perplexity": math.exp(min(figures["masked_loss"], 700.0))}
 
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"masked {figures['masked_loss']:.4f} {figures['masked_accuracy']:{width}.1%}"]

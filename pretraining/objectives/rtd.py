@@ -19,7 +19,8 @@ from data_prep.common.toml_text import show_value
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Weight, count_products, declare_linear, declare_norm
 from pretraining.model.shape import BIAS, DETECTION_HEAD, HEAD, Shape
-from pretraining.objectives.declaration import Figure, Pass
+from pretraining.objectives.costs import Pass
+from pretraining.objectives.declaration import Figure
 from pretraining.objectives.mlm import MaskedPieces, MaskedSettings
 
 if TYPE_CHECKING:
@@ -211,9 +212,6 @@ class ReplacedPieces(MaskedPieces):
 
     def total(self, figures: Mapping[str, float]) -> float:
         return figures["masked_loss"] + self.settings.detection_weight * figures["detection_loss"]
-
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return dict(figures)
 
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         found = f"{figures['detected']:{width}.1%}, false alarms {figures['false_alarms']:.1%}"

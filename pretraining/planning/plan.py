@@ -47,7 +47,7 @@ class Target:
     """the cluster in words"""
     flops_per_second: float | None = None
     """measured FLOP/s of a rank, from which the hours follow without a cluster"""
-    notes: tuple[str, ...] = ()
+    note: str | None = None
     """what slows this machine down"""
 
     @property
@@ -180,7 +180,8 @@ class Plan:
             yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful"
         else:
             yield "hours: it will run elsewhere, of which this machine says nothing; name the GPUs, as in --gpu h100-80"
-        yield from target.notes
+        if target.note is not None:
+            yield target.note
         yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
         where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
         if room.on_cpu:

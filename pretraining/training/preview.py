@@ -9,12 +9,8 @@ from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
 from pretraining.engine.precision import DTYPES, choose_dtype, explain_slowness, name_dtype
 from pretraining.planning.plan import Plan, Target, build_plan
-from pretraining.processes.cores import CoreWatch
 from pretraining.reporting.hardware import measure_flops
 from pretraining.training.micro_batch import measure_room
-
-LEAST_STRETCH = 0.3
-"""Seconds of a measurement that are enough to see whether other programs took part of the cores."""
 
 
 def plan_run(
@@ -30,12 +26,10 @@ def plan_run(
     if dtype == "auto":
         dtype = name_dtype(choose_dtype(dtype, device))
     can_run_here = recipe.parallel.device in ("auto", device.type) and not (dtype == "fp16" and device.type == "cpu")
-    notes, cores = [], CoreWatch(stretch=LEAST_STRETCH)
+    slowness = None
     if can_run_here and not elsewhere:
-        notes.append(explain_slowness(recipe.precision.dtype, device))
+        slowness = explain_slowness(recipe.precision.dtype, device)
         if measured is None:
             measured = measure_flops(device, DTYPES[dtype])
-            notes.append(cores.word() if device.type == "cpu" else None)
     room = measure_room(device, ranks * recipe.parallel.tensor)
-    told = tuple(filter(None, notes))
-    return build_plan(Target(recipe, manifest, dtype, room, ranks, flops_per_second=measured, notes=told))
+    return build_plan(Target(recipe, manifest, dtype, room, ranks, flops_per_second=measured, note=slowness))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import astuple
 from typing import NoReturn
 
 from data_prep.common.errors import UserError
-from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.average import Average, average_together
 from pretraining.checkpoint.loop import Loop, is_due
@@ -97,7 +95,7 @@ class Trainer(Loop):
 
     def train(self) -> None:
         """Trains the phases that are left, up to one with another objective."""
-        begin, request = time.monotonic(), self.request
+        request = self.request
         with self.log, self.saver, self.garbage, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
             if self.branch is not None:
@@ -107,16 +105,10 @@ class Trainer(Loop):
                 self.log.say(line)
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
-            try:
-                with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
-                    while self.state.phase < request.num_phases and not self.learns_otherwise:
-                        self.train_phase()
-                    self.saver.finish()
-            finally:
-                if waited := self.saver.stalled:
-                    took = time.monotonic() - begin
-                    share = f"{duration(waited)} of {duration(took)} for saving: {waited / took:.1%}"
-                    self.log.say(f"training waited {share}")
+            with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
+                while self.state.phase < request.num_phases and not self.learns_otherwise:
+                    self.train_phase()
+                self.saver.finish()
             if not self.is_done and not self.learns_otherwise:
                 self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 

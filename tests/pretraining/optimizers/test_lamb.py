@@ -24,8 +24,7 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model.shape import BIAS, MATRIX
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
-from pretraining.optimizers.steps.building import build_optimizer
-from pretraining.optimizers.steps.flat import FlatTensor, Slice
+from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
 from pretraining.optimizers.steps.lamb import Lamb, load_apex
 from pretraining.processes.group import disconnect
 
