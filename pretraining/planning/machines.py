@@ -175,34 +175,28 @@ def plan_sizes(target: Target) -> list[Plan]:
 def check_fit(target: Target) -> None:
     """Raises UserError if a phase needs more memory than a rank has, with settings that fit."""
     for number, phase in enumerate(target.recipe.phases):
-        needed, most = find_demand(target, phase)
-        if needed > most:
-            alone = phase.micro_batch == "auto"
-            size = "one sequence at a time" if alone else f"micro-batches of {phase.micro_batch}"
-            room = f"may take {most / 1e9:.1f} of {target.room.size / 1e9:.1f} GB"
+        size, room = _find_least(phase), target.room
+        if not target.fits(phase, size):
+            needed = f"{target.bytes_needed(phase, size) / 1e9:.1f} GB a rank under ZeRO {target.zero}"
+            may = f"may take {room.usable / 1e9:.1f} of {room.size / 1e9:.1f} GB"
             cures = "; ".join(list_cures(target, number)) or "no other setting or GPU would do"
-            said = f"phase {phase.name} needs {needed / 1e9:.1f} GB a rank under ZeRO {target.zero} with {size}"
-            raise UserError(f"{said}, and {room}; {cures}")
+            raise UserError(f"phase {phase.name} needs {needed} with a micro-batch of {size}, and {may}; {cures}")
 
 
-def find_demand(target: Target, phase: Phase) -> tuple[float, float]:
-    """Finds the bytes that a phase needs and those that it may use: all for a given micro-batch, less a margin for
-    "auto"."""
-    if phase.micro_batch == "auto":
-        return target.bytes_needed(phase, 1), target.room.usable
-    return target.bytes_needed(phase, phase.micro_batch), target.room.size
+def _find_least(phase: Phase) -> int:
+    """Finds the smallest micro-batch that a phase may have."""
+    return 1 if phase.micro_batch == "auto" else phase.micro_batch
 
 
 def fits(target: Target) -> bool:
     """Whether all phases fit into the memory of a rank."""
-    return all(needed <= most for needed, most in (find_demand(target, phase) for phase in target.recipe.phases))
+    return all(target.fits(phase, _find_least(phase)) for phase in target.recipe.phases)
 
 
 def list_cures(target: Target, number: int) -> Iterator[str]:
     """Lists settings and GPUs with which a phase would fit."""
     phase = target.recipe.phases[number]
-    needed, most = find_demand(target, phase.model_copy(update={"micro_batch": "auto"}))
-    if phase.micro_batch != "auto" and needed <= most:
+    if phase.micro_batch != "auto" and target.fits(phase, 1):
         yield f"--phases.{number}.micro_batch auto fits"
     yield from (f"--parallel.zero {other.zero} fits" for other in list_other_stages(target) if fits(other))
     if fits(target.change_section("compute", checkpoint_activations=True)):

@@ -96,7 +96,7 @@ def test_what_does_not_fit_says_what_would(capsys: pytest.CaptureFixture[str]) -
     huge = "--model.size large --model.hidden 4096 --model.heads 64 --gpus-per-node 1".split()
     said = fault("--gpu", "v100-16", *huge)
     assert re.search(
-        r"phase phase1 needs \d+\.\d GB a rank under ZeRO 1 with one sequence at a time, and may take 15.2", said
+        r"phase phase1 needs \d+\.\d GB a rank under ZeRO 1 with a micro-batch of 1, and may take 15.2", said
     )
     name = re.findall(r"--gpu (\S+) fits", said)[0]
     assert "GPUs" in plan(capsys, "--gpu", name, *huge)

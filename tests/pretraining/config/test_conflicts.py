@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import sys
@@ -120,7 +119,7 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
     ("words", "device", "expected"),
     [
         ("--parallel.device cuda", "cpu", '--parallel.device = "cuda": no GPU … or look at nvidia-smi'),
-        (APEX, "cuda", f'--optimizer.kernels = "apex": apex is not installed; {BUILD}, or take "auto"'),
+        (APEX, "cuda", f'--optimizer.kernels = "apex": apex is not installed … {BUILD}, or take "auto"'),
         (APEX, "cpu", '--optimizer.kernels = "apex": needs a GPU (parallel.device = "auto"); take "auto"'),
         (f"{APEX} --parallel.offload optimizer", "cuda", "--optimizer.kernels = … and parallel.offload = …; take …"),
         ("--deepspeed.comet.enabled", "cpu", "--deepspeed.comet.enabled = true: … pip install comet_ml, or remove it"),
@@ -195,9 +194,7 @@ def test_apex_is_nvidias_with_its_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "amp_C", SimpleNamespace())
     assert find_apex_fault() is None
     monkeypatch.setitem(sys.modules, "amp_C", None)
-    assert find_apex_fault() == f"apex is not installed; {BUILD}"
-    monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
-    assert "(0.9.10.dev0) has no amp_C: it is another project of that name" in str(find_apex_fault())
+    assert str(find_apex_fault()).endswith(BUILD)
 
 
 ANEW = ["--objective.masks", "dynamic"]

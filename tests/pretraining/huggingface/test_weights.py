@@ -39,7 +39,7 @@ from pretraining.huggingface.weights import LISTED, import_weights
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.training.run import describe_loading
+from pretraining.training.finishing import describe_loading
 
 
 @pytest.fixture
