@@ -64,7 +64,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, declared_in, foreign_values, joined_settings
@@ -157,11 +157,9 @@ class Objective(Costs, Exports):
         """Yields the faults of its settings, each with its cure; `timed`: the length of a run is in hours."""
         yield from ()
 
-    def data_faults(self, manifest: Manifest) -> Iterator[str]:
+    def data_faults(self, manifest: Manifest) -> Iterator[str]:  # noqa: ARG002
         """Yields what this data lacks, each with its cure."""
-        if self.pairs == "needed" and not manifest.has_pairs:
-            cure = "make the data with shard.py --pairs nsp"
-            yield f'objective.name = "{self.settings.name}": needs pairs, which the data has not; {cure}'
+        yield from ()
 
     def list_ways(self, learns: Learning) -> dict[Sees, Learning]:
         """Lists the directions of attention that its model has learned, each with what `Shape.learns` is then."""
@@ -172,12 +170,12 @@ class Objective(Costs, Exports):
     def learning(self, has_pairs: bool) -> Learning:
         """Returns what a model learns by from data that has pairs or not."""
         settings = tuple(sorted((name, getattr(self.settings, name)) for name in self.model_settings))
-        return Learning(self.settings.name, has_pairs and self.pairs != "unused", self.sees, settings)
+        return Learning(self.settings.name, has_pairs and self.uses_pairs, self.sees, settings)
 
     @property
-    def pairs(self) -> Literal["needed", "used", "unused"]:
-        """Whether it learns from pairs of segments: always, where the data has them, or never."""
-        return "unused"
+    def uses_pairs(self) -> bool:
+        """Whether it learns from pairs of segments where the data has them."""
+        return False
 
     def draw_one_way(self, keys: Array) -> Array | None:  # noqa: ARG002
         """Draws by their keys which examples see only what is before, (s,) bool; None where all see alike."""

@@ -137,7 +137,6 @@ class MaskedPieces(Objective):
             yield f"objective.split = {show_value(settings.split)}: {made}"
 
     def data_faults(self, manifest: Manifest) -> Iterator[str]:
-        yield from super().data_faults(manifest)
         if self.is_dynamic and manifest.settings.masking != "token":
             yield (
                 'objective.masks = "dynamic": masks single pieces, and in this data whole words are masked; take '
@@ -151,8 +150,8 @@ class MaskedPieces(Objective):
             )
 
     @property
-    def pairs(self) -> Literal["used", "unused"]:
-        return "used" if self.settings.next_sentences else "unused"
+    def uses_pairs(self) -> bool:
+        return self.settings.next_sentences
 
     def predictions(self, length: Any, masked: Any, done: float) -> Any:
         if not self.is_dynamic:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -102,8 +102,8 @@ class ReplacedPieces(MaskedPieces):
             )
 
     @property
-    def pairs(self) -> Literal["unused"]:
-        return "unused"
+    def uses_pairs(self) -> bool:
+        return False
 
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         """Makes a batch with a number for each masked piece; without a draw, it follows from the example alone."""

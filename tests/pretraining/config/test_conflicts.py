@@ -260,19 +260,6 @@ def test_masks_need_a_piece_of_their_own(special: list[str], plain: Path, place:
             load_recipe_and_data(plain, [*SHORT, *words], tmp_path)
 
 
-def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) -> None:
-    class Needy(type(configure_objective(Objective()))):  # type: ignore[misc]
-        pairs = "needed"
-
-    manifest = Manifest.read(place.data)
-    unpaired = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
-    assert not list(Needy().data_faults(manifest))
-    [fault] = Needy().data_faults(unpaired)
-    assert fault == (
-        'objective.name = "mlm": needs pairs, which the data has not; make the data with shard.py --pairs nsp'
-    )
-
-
 def test_a_plan_tells_of_the_objective(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ANEW, "--objective.rate", "0.3", "--objective.next_sentences", "false"]
     train.main(["--recipe", str(plain), "--check", "--logging.peak_flops", "1e12", *words])
