@@ -26,7 +26,7 @@ class Pass(NamedTuple):
     """numbers that heads keep of these states until the backward pass, besides those of predicted pieces"""
 
 
-class Costs(ABC):
+class ObjectiveCosts(ABC):
     """The part of an objective that memory, automatic micro-batches and hours follow from."""
 
     @abstractmethod

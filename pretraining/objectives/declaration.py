@@ -71,8 +71,8 @@ from data_prep.common.sections import NamedSection, declared_in, foreign_values,
 from data_prep.common.wording import find_declared
 from pretraining.architectures.declaration import count_encoder_flops, count_encoder_parameters, find_architecture
 from pretraining.model.shape import OBJECTIVE, SIDES, Learning, Sees, Shape
-from pretraining.objectives.costs import Costs
-from pretraining.objectives.exports import Exports
+from pretraining.objectives.costs import ObjectiveCosts
+from pretraining.objectives.exports import ObjectiveExports
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -117,7 +117,7 @@ class ObjectiveSettings(NamedSection):
     """The objective."""
 
 
-class Objective(Costs, Exports):
+class Objective(ObjectiveCosts, ObjectiveExports):
     """The declaration of an objective. `shape.learns.pairs` says whether the model learns from pairs of segments."""
 
     settings_type: ClassVar[type[ObjectiveSettings]] = ObjectiveSettings

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pretraining.model.encoder import PretrainingModel
 
 
-class Exports(ABC):
+class ObjectiveExports(ABC):
     """The part of an objective that an exported folder follows from."""
 
     named_in_config: ClassVar[bool] = False

@@ -188,7 +188,7 @@ def _find_least(phase: Phase) -> int:
     return 1 if phase.micro_batch == "auto" else phase.micro_batch
 
 
-def fits(target: Target) -> bool:
+def fits_in_memory(target: Target) -> bool:
     """Whether all phases fit into the memory of a rank."""
     return all(target.fits(phase, _find_least(phase)) for phase in target.recipe.phases)
 
@@ -198,8 +198,8 @@ def list_cures(target: Target, number: int) -> Iterator[str]:
     phase = target.recipe.phases[number]
     if phase.micro_batch != "auto" and target.fits(phase, 1):
         yield f"--phases.{number}.micro_batch auto fits"
-    yield from (f"--parallel.zero {other.zero} fits" for other in list_other_stages(target) if fits(other))
-    if fits(target.change_section("compute", checkpoint_activations=True)):
+    yield from (f"--parallel.zero {other.zero} fits" for other in list_other_stages(target) if fits_in_memory(other))
+    if fits_in_memory(target.change_section("compute", checkpoint_activations=True)):
         yield "--compute.checkpoint_activations true fits"
     yield from _find_gpu(target)
 
@@ -211,6 +211,6 @@ def _find_gpu(target: Target) -> Iterator[str]:
             dtype = choose_dtype_on(gpu, name, target.recipe)
         except UserError:
             continue  # lacks the recipe's dtype
-        if fits(replace(target, dtype=dtype, room=Room(gpu.memory))):
+        if fits_in_memory(replace(target, dtype=dtype, room=Room(gpu.memory))):
             yield f"--gpu {name} fits"
             return

@@ -328,7 +328,7 @@ class Trainer(Loop):
             total_steps=self.remaining.total_steps,
             phases=len(self.request.recipe.phases),
         )
-        if self.guard.leaps(record.loss):
+        if self.guard.is_leap(record.loss):
             first = phase.batch_number(max(0, state.phase_step - steps))
             reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
             raise self.make_divergence(reason, first, phase.batch_number(state.phase_step))

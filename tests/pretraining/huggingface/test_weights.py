@@ -258,7 +258,7 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
 
 
 SHAPES: dict[Sees, Shape] = {
-    objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
+    objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.uses_pairs)
     for name, objective in objectives().items()
     if name in ("mlm", "ltr", "rtl")
 }
