@@ -114,7 +114,7 @@ def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequ
         return None
     return (
         f"the text is read {epochs:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
-        f"for so much text: {USUAL_EPOCHS / epochs:.1%} of the steps, smaller batches (--phases.N.batch), or more text"
+        f"for so much text: {100 * USUAL_EPOCHS / epochs:.2g}% of the steps, smaller batches (--phases.N.batch), or more text"
     )
 
 
