@@ -112,9 +112,10 @@ def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequ
     )
     if (epochs := sum(read)) <= MOST_EPOCHS:
         return None
+    share = f"{100 * USUAL_EPOCHS / epochs:.2g}%"
     return (
         f"the text is read {epochs:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
-        f"for so much text: {100 * USUAL_EPOCHS / epochs:.2g}% of the steps, smaller batches (--phases.N.batch), or more text"
+        f"for so much text: {share} of the steps, smaller batches (--phases.N.batch), or more text"
     )
 
 
