@@ -19,13 +19,14 @@ if __name__ == "__main__":
 from dataclasses import dataclass
 
 from benchmarks.measure import read_recipe_command
-from data_prep.common.errors import check_all
+from data_prep.common.errors import UserError, check_all
 from data_prep.common.terminal import open_console, run_curable
+from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.planning import machines
 from pretraining.planning.table import render_cluster, render_scale
 
-CHECKED = ("nodes", "gpus_per_node", "gpu_memory", "price_per_gpu_hour", "gpu", "network")
+CHECKED = ("nodes", "gpus_per_node", "price_per_gpu_hour", "gpu", "network")
 """The options that are checked beside the recipe."""
 
 
@@ -45,8 +46,6 @@ class Planner:
     """Kind of the GPUs: v100-32, a100-80, h100-80, h200, …"""
     network: str | None = None
     """Network between nodes, with the ports of a node: hdr200x8, edr100x4, 10gbe (default: the maker's)."""
-    gpu_memory: float | None = None
-    """GB of a GPU (default: by its kind)."""
     price_per_gpu_hour: float | None = None
     """Price of a GPU for an hour, in any currency."""
 
@@ -60,9 +59,11 @@ def main(arguments: list[str]) -> int:
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
     phases = tuple(phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases)
-    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network, settings.gpu_memory)
-    target = machines.make_target(recipe.model_copy(update={"phases": phases}), manifest, *cluster)
-    machines.check_batches(recipe, settings.nodes, settings.gpus_per_node)
+    recipe = recipe.model_copy(update={"phases": phases})
+    if faults := find_faults(recipe, ranks=settings.nodes * settings.gpus_per_node):
+        raise UserError("\n".join(faults))
+    cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
+    target = machines.make_target(recipe, manifest, *cluster)
     console.print(f"{settings.recipe.stem} on {target.where}\n")
     plans = [machines.find_fastest(each) for each in (target, *machines.list_other_stages(target))]
     console.print(render_cluster(plans, settings.price_per_gpu_hour))

@@ -13,7 +13,7 @@ from rich.text import Text
 from cluster.jobs import JobNotes, QueuedJob
 from cluster.runs import RunStatus, State, format_age
 from data_prep.common.codes import explain_code
-from pretraining.objectives.reports import list_loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
 
 COLOURS = {"queued": "yellow", "starting": "cyan", "running": "green", "done": "blue", "stopped": "yellow"}

@@ -34,7 +34,7 @@ from cluster.runs import CURE, RunStatus, find_runs, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console, run_curable
-from pretraining.objectives.reports import list_loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
 WATCH_SECONDS, QUEUE_SECONDS = 5.0, 30.0

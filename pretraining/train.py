@@ -21,7 +21,7 @@ if __name__ == "__main__":
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal
 
@@ -72,10 +72,6 @@ class PlanOptions:
     """With --check --gpu: how many a node has (default: 8)."""
     network: str | None = None
     """With --check --gpu: what joins nodes, and its ports: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
-    gpu_memory: float | None = None
-    """With --check: plan for GPUs of so many GB (default: for what --gpu or this machine has)."""
-    pieces_per_second: float | None = None
-    """With --check: the throughput of all ranks, for the hours (default: from --gpu, or the matrix throughput here)."""
 
     def list_given(self) -> list[str]:
         """Lists a fault for each option that is given, though nothing is planned."""
@@ -128,7 +124,7 @@ def main(arguments: list[str]) -> int:
                 said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
                 open_console(stderr=True, soft_wrap=True).print(said)
             record_early(wanted.out, ending)
-            read = partial(read_request, arguments, wanted, overrides, world)
+            read = partial(read_request, wanted, overrides, world)
             run_training(peek_device(FORM, wanted.recipe, overrides), wanted.out, read, ending, console)
     return ending.code
 
@@ -152,14 +148,12 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     _, notes = read_sample(recipe, manifest, wanted.data)
     if options.gpu is not None:
         nodes, each = split_ranks(ranks, options.gpus_per_node)
-        target = make_target(recipe, manifest, options.gpu, nodes, each, options.network, options.gpu_memory)
-        plan = build_plan(replace(target, pieces_per_second=options.pieces_per_second))
+        plan = build_plan(make_target(recipe, manifest, options.gpu, nodes, each, options.network))
     elif options.network or options.gpus_per_node:
         raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
-        known = (options.pieces_per_second, options.gpu_memory, ranks == world.size)
-        plan = plan_run(recipe, manifest, readers, *known)
+        plan = plan_run(recipe, manifest, readers, ranks == world.size)
     console.print(render_plan(plan))
     console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
     if options.gpu is not None:
@@ -177,8 +171,8 @@ def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, 
     return recipe, manifest
 
 
-def read_request(words: list[str], wanted: Train, overrides: list[str], world: World) -> Request:
-    """Reads the recipe and what is known of the data; every fault of them and of the command, its `words`, at once."""
+def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
+    """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
     faults += wanted.plan.list_given()
@@ -207,8 +201,7 @@ def read_request(words: list[str], wanted: Train, overrides: list[str], world: W
         raise UserError("\n".join(faults))
     pairs, notes = read_sample(recipe, manifest, wanted.data)
     how = (wanted.resume, wanted.stop_after, limit, wanted.profile, pairs, notes)
-    command = ("python", os.path.relpath(__file__), *words)
-    return Request(recipe, wanted.data, manifest, out, origin, *how, command, branch)
+    return Request(recipe, wanted.data, manifest, out, origin, *how, branch)
 
 
 def read_all(

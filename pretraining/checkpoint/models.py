@@ -27,8 +27,7 @@ from pretraining.huggingface.model_card import BaseSummary, read_front_matter
 from pretraining.huggingface.weights import check_finite, count_segments, list_row_names, list_weights, repeat_segment
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import PIECE_HEAD, Sees, Shape
-from pretraining.objectives.declaration import build_model, find_objective, objectives
-from pretraining.objectives.direction_choice import choose_way
+from pretraining.objectives.declaration import build_model, choose_way, find_objective, objectives
 from pretraining.processes.group import gather, place
 
 SHOWN = 10

@@ -87,8 +87,6 @@ class Saver:
         self._unfinished: Path | None = None  # the folder of the last save, unless it failed
         self._closed = threading.Event()
         self._snapshots = Snapshots()
-        self.stalled = 0.0
-        """total seconds that training has waited for saving"""
         self.longest = 0.0
         """seconds that the slowest checkpoint took"""
 
@@ -130,7 +128,6 @@ class Saver:
         self._unfinished = unfinished
         self._thread = threading.Thread(target=self._work, args=(save,), daemon=True, name="saver")
         self._thread.start()
-        self.stalled += time.monotonic() - begin
 
     def report(self) -> None:
         """Reports what was saved since the last call, and raises errors of writing, without waiting."""
@@ -139,10 +136,8 @@ class Saver:
 
     def finish(self) -> None:
         """Waits until all ranks have finished writing."""
-        begin = time.monotonic()
         self.finish_thread()
         wait_for_all()
-        self.stalled += time.monotonic() - begin
 
     def close(self) -> None:
         """Abandons what is not written yet."""

@@ -31,7 +31,7 @@ def full_sequences(count: int, length: int, predictions: int, objective: Objecti
     return (objective or objectives()[OBJECTIVE]).batch(Rows.from_memory(lengths, zeros, lengths // 2, *masks))
 
 
-def deal(lengths: Array, ranks: int, accumulation: int) -> Array:
+def deal_sequences(lengths: Array, ranks: int, accumulation: int) -> Array:
     """Deals sequences into micro-batches of the same number and nearly the same pieces.
 
     Returns indices, (ranks, accumulation, micro-batch).
@@ -61,7 +61,7 @@ def step_batches(
     examples, keys, done = order.examples(step), order.keys(step), order.share_done(step)
     one_way = dataset.objective.draw_one_way(keys)
     lengths, predictions = dataset.sizes(examples, done, one_way)
-    mine = deal(lengths, ranks, accumulation)[rank]
+    mine = deal_sequences(lengths, ranks, accumulation)[rank]
     micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)
     of_one_way = (0, 0) if one_way is None else (int(predictions[one_way].sum()), int(one_way.sum()))
     return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()), *of_one_way)

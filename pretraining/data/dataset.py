@@ -63,11 +63,6 @@ class Dataset:
         self._shard = lru_cache(maxsize=OPEN_SHARDS)(self._open_shard)
         self._checked: set[int] = set()
 
-    @property
-    def num_examples(self) -> int:
-        """The number of examples of all duplicates together."""
-        return sum(map(sum, self.shard_rows))
-
     def name(self, shard: int, row: int) -> str:
         """Names an example in messages."""
         return f"{self.folder / self.records[shard].path}: example {row}"
@@ -155,9 +150,9 @@ class Dataset:
 
     def _open_shard(self, number: int) -> _Shard:
         """Opens a shard, as soon as its storage answers."""
-        return wait_for_storage(partial(self._map, number), self.folder / MANIFEST)
+        return wait_for_storage(partial(self._map_shard, number), self.folder / MANIFEST)
 
-    def _map(self, number: int) -> _Shard:
+    def _map_shard(self, number: int) -> _Shard:
         """Maps a shard; the first time, one rank compares its content with its record, all ranks its size."""
         record, path = self.records[number], self.folder / self.records[number].path
         is_mine = number % self.ranks == self.rank
@@ -194,13 +189,9 @@ def find_sets(folder: Path, manifest: Manifest, length: int, validation: bool) -
         return found
     what = "examples held out for validation" if validation else "training examples"
     there = sorted({key.length for key in sets if key.validation == validation})
-    cure = f"train on a length that it has, or make shards with: data_prep/shard.py --lengths {length}"
-    if there and length in there:
-        cure = "more text is needed" if not validation else "make shards with --validation, or train without validation"
-    elif validation:
-        cure += " --validation 0.005"
     lengths = ", ".join(map(str, there)) or "none"
-    raise UserError(f"{folder}: no {what} of length {length} (lengths there: {lengths}); {cure}")
+    cure = f"data_prep/shard.py --lengths {length}{' --validation 0.005' * validation}"
+    raise UserError(f"{folder}: no {what} of length {length} (lengths there: {lengths}); make shards with: {cure}")
 
 
 def num_held_out(manifest: Manifest, length: int) -> int:

@@ -110,11 +110,6 @@ class Order:
         ends = np.cumsum(self.sizes)
         return cycles * len(self.sizes) + int(np.searchsorted(ends, rest, side="right"))
 
-    def epochs(self, examples: int) -> float:
-        """Converts a number of examples to epochs."""
-        epoch = self.find_epoch(examples)
-        return epoch + (examples - self.epoch_start(epoch)) / self.num_examples(epoch)
-
     def examples(self, start: int, count: int) -> Examples:
         """Returns the examples with the indices start … start+count-1."""
         parts = []

@@ -20,8 +20,7 @@ from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
 from pretraining.mesh.mesh import form_mesh, is_divided
 from pretraining.model.encoder import Trainable
-from pretraining.optimizers.steps.building import build_optimizer
-from pretraining.optimizers.steps.flat import FlatOptimizer
+from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
 
 
 class LossScaler(TypedDict, total=False):

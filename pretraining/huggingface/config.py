@@ -167,7 +167,7 @@ def _add_objective(shape: Shape, config: Mapping[str, Any], where: str) -> Shape
     shapes = [
         one.change_learning(pairs=pairs)
         for one in found
-        for pairs in ((True, False) if find_objective(one).pairs != "unused" and kind.learns_pairs(one) else (False,))
+        for pairs in ((True, False) if find_objective(one).uses_pairs and kind.learns_pairs(one) else (False,))
     ]
     named = _read_class(config)
     exporting = (one for one in shapes if named and named in list_class_names(kind, find_auto_class(one)))

@@ -1,26 +1,57 @@
-"""The declaration of an objective. Every other file of this folder is an objective, and `find_objective` finds it.
+"""The declaration of an objective. Each file of this folder with an `OBJECTIVE` is one, which `find_objective` finds.
 
-An objective defines pre-training: which pieces a model predicts, its heads, its losses and their figures. A file has an
-`OBJECTIVE`, whose class derives from `Objective`; the file's name is the name in recipes (`objective.name = "mlm"`). In
-short, the data and the heads of `ltr.py` are:
+An objective defines pre-training: which pieces a model predicts, its heads, its losses and their figures (this file),
+what it costs (`costs.py`) and what it exports (`exports.py`). The file's name is the name in recipes (`objective.name =
+"mlm"`). This is all that has to be written, with the imports of `ltr.py`:
+
+    class Sums(NamedTuple):
+        nats: Tensor
+        correct: Tensor
 
     class LeftToRight(Objective):
+        learns = "predicts the next piece"
         sees = "before"                      # a piece sees itself and those before it
-        logits_at_once = 1024                # the logits of nearly all pieces of a batch take much memory
+        figures = (Figure("piece_loss", "piece loss", "nats", "cross-entropy of a piece", "loss of pieces"),)
+        tag, loads_as = "text-generation", "AutoModelForCausalLM"
 
         def predictions(self, length, masked, done):
             return length - 1                # for memory, automatic micro-batches and hours
 
         def batch(self, rows, draw=None):
-            text = rows.restore_text()           # the pieces that masks hide are restored
+            text = rows.restore_text()       # the pieces that masks hide are restored
             chosen = np.delete(np.arange(len(text)), rows.starts + rows.lengths - 1)
             return pack(rows, text, chosen, text[chosen + 1])
 
         def heads(self, shape):
             return {"masked_head": "language head"}    # which every architecture has
 
-Loss, figures and the class of its export follow, see `mlm.py`. The file ends with `OBJECTIVE = LeftToRight()`. `make
-recipes-page` then writes its name into docs/recipes.md. A head that is exported must be one that the architecture
+        def losses(self, model, seen, batch):
+            return Sums(*model.head("masked_head")(seen, model.embeddings.word.weight, batch.labels))
+
+        def sums(self, shape):
+            return Sums._fields
+
+        def loss(self, losses, batches):
+            return losses.nats / max(batches.predictions, 1)
+
+        def measure(self, totals):
+            return {"piece_loss": totals["nats"] / max(totals["predictions"], 1)}
+
+        def describe_figures(self, figures, width=0):
+            return [f"pieces {figures['piece_loss']:.4f}"]
+
+        def logits(self, model, seen, batch):
+            return {"language": model.head("masked_head").logits(seen, model.embeddings.word.weight)}
+
+        def pick_their_logits(self, output, chosen):
+            return {"language": output.logits[0, chosen]}
+
+        def describe_heads(self, shape):
+            return "language head, which predicts every piece from those before it"
+
+    OBJECTIVE = LeftToRight()
+
+`make recipes-page` then writes its name into docs/recipes.md. A head that is exported must be one that the architecture
 declares, as `masked_head`, which predicts pieces; `build` makes other heads too. Settings of its own are a class that
 derives from `ObjectiveSettings`, as in `mlm.py`; methods read them from `self.settings`, which has the defaults where
 there is no recipe. Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
@@ -28,21 +59,19 @@ there is no recipe. Nothing here loads PyTorch: heads are modules of `model/`, w
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from data_prep.common.errors import UserError
 from data_prep.common.sections import NamedSection, declared_in, find_declared, foreign_values, joined_settings
-from pretraining.architectures.declaration import (
-    count_encoder_flops,
-    count_encoder_parameters,
-    count_head_products,
-    find_architecture,
-)
-from pretraining.architectures.weights import Weight, count_parameters, count_products
-from pretraining.model.shape import OBJECTIVE, PIECE_HEAD, Learning, Sees, Shape
+from pretraining.architectures.declaration import count_encoder_flops, count_encoder_parameters, find_architecture
+from pretraining.model.shape import OBJECTIVE, SIDES, Learning, Sees, Shape
+from pretraining.objectives.costs import ObjectiveCosts
+from pretraining.objectives.exports import ObjectiveExports
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -80,21 +109,6 @@ MINIMAL_PAIRS = Figure(
 """The figure of all models that predict pieces, beside those of their objective."""
 
 
-class Pass(NamedTuple):
-    """A pass of a batch through an encoder, as the planner counts it."""
-
-    shape: Shape
-    """that of the encoder: the model's, or a smaller one's that is part of the heads"""
-    needed: float
-    """number of the pieces whose last hidden states are read"""
-    share: float = 1.0
-    """share of the sequences that pass"""
-    flops: float = 0.0
-    """useful operations of heads on these states, forward, besides those that `Objective.flops` counts"""
-    kept: float = 0.0
-    """numbers that heads keep of these states until the backward pass, besides those of predicted pieces"""
-
-
 class ObjectiveSettings(NamedSection):
     """What the model learns by, from the same shards."""
 
@@ -102,7 +116,7 @@ class ObjectiveSettings(NamedSection):
     """The objective."""
 
 
-class Objective(ABC):
+class Objective(ObjectiveCosts, ObjectiveExports):
     """The declaration of an objective. `shape.learns.pairs` says whether the model learns from pairs of segments."""
 
     settings_type: ClassVar[type[ObjectiveSettings]] = ObjectiveSettings
@@ -125,18 +139,10 @@ class Objective(ABC):
     """the name of the sum that is the cross-entropy of the predicted pieces, in nats; None where it predicts none"""
     shift: ClassVar[int] = 0
     """how many places before a masked piece its prediction is read"""
-    named_in_config: ClassVar[bool] = False
-    """whether config.json of an export names it, because its class in transformers fits another objective too"""
     compiles: ClassVar[bool] = True
     """whether torch.compile can compile the layers for its batches"""
     can_be_shared: ClassVar[bool] = True
     """whether ranks can share its model, whose heads then declare their cuts"""
-    reading: ClassVar[str] = ""
-    """how to read the logits of its exports, if that is unusual"""
-    tag: ClassVar[str]
-    """the task of such models on the hub"""
-    loads_as: ClassVar[str]
-    """the class of transformers that loads the model with its predictions"""
 
     def __init__(self, settings: ObjectiveSettings | None = None) -> None:
         """Takes the settings of a recipe, by default the defaults."""
@@ -150,11 +156,9 @@ class Objective(ABC):
         """Yields the faults of its settings, each with its cure; `timed`: the length of a run is in hours."""
         yield from ()
 
-    def data_faults(self, manifest: Manifest) -> Iterator[str]:
+    def data_faults(self, manifest: Manifest) -> Iterator[str]:  # noqa: ARG002
         """Yields what this data lacks, each with its cure."""
-        if self.pairs == "needed" and not manifest.has_pairs:
-            cure = "make the data with shard.py --pairs nsp"
-            yield f'objective.name = "{self.settings.name}": needs pairs, which the data has not; {cure}'
+        yield from ()
 
     def list_ways(self, learns: Learning) -> dict[Sees, Learning]:
         """Lists the directions of attention that its model has learned, each with what `Shape.learns` is then."""
@@ -165,23 +169,12 @@ class Objective(ABC):
     def learning(self, has_pairs: bool) -> Learning:
         """Returns what a model learns by from data that has pairs or not."""
         settings = tuple(sorted((name, getattr(self.settings, name)) for name in self.model_settings))
-        return Learning(self.settings.name, has_pairs and self.pairs != "unused", self.sees, settings)
+        return Learning(self.settings.name, has_pairs and self.uses_pairs, self.sees, settings)
 
     @property
-    def pairs(self) -> Literal["needed", "used", "unused"]:
-        """Whether it learns from pairs of segments: always, where the data has them, or never."""
-        return "unused"
-
-    @abstractmethod
-    def predictions(self, length: Any, masked: Any, done: float) -> Any:
-        """Counts the predicted pieces of sequences of this length with this number of masks; both may be arrays.
-
-        `done` is the share of a run's steps that is done; from 0 to 1 the count only grows or only falls.
-        """
-
-    def most_predictions(self, length: int, masked: int) -> int:
-        """Counts the most pieces that a sequence of this length with this number of masks predicts, at any step."""
-        return max(int(self.predictions(length, masked, done)) for done in (0.0, 1.0))
+    def uses_pairs(self) -> bool:
+        """Whether it learns from pairs of segments where the data has them."""
+        return False
 
     def draw_one_way(self, keys: Array) -> Array | None:  # noqa: ARG002
         """Draws by their keys which examples see only what is before, (s,) bool; None where all see alike."""
@@ -201,49 +194,14 @@ class Objective(ABC):
 
     # Its heads.
 
-    @abstractmethod
-    def heads(self, shape: Shape) -> dict[str, str]:
-        """Returns the names of the modules that it adds to an encoder, in order, with their display names."""
-
     def build(self, shape: Shape) -> dict[str, nn.Module]:
         """Makes the heads, by their names: by default those that the architecture declares."""
         build = find_architecture(shape.architecture).build_head
         return {name: build(name, shape, self.logits_at_once) for name in self._declared_heads(shape)}
 
-    def parameters(self, shape: Shape) -> int:
-        """Counts the parameters of the heads, by default those that are declared, without those that pad the
-        vocabulary."""
-        declared = sum(count_parameters(weights) for weights in self._declared_heads(shape).values())
-        return declared + count_parameters(self.own_weights(shape))
-
-    def own_weights(self, shape: Shape) -> Sequence[Weight]:  # noqa: ARG002
-        """Declares weights of heads that no architecture has, in the order of the model's parameters."""
-        return []
-
-    def flops(self, shape: Shape, sequences: int, predictions: float) -> float:
-        """Counts the useful operations of the heads that the architecture declares, forward: only matrix products."""
-        total = 0.0
-        for name, weights in self._declared_heads(shape).items():
-            pieces = name == PIECE_HEAD
-            total += predictions * count_head_products(shape) if pieces else sequences * count_products(weights)
-        return total
-
-    def _declared_heads(self, shape: Shape) -> dict[str, list[Weight]]:
-        declared = find_architecture(shape.architecture).heads(shape)
-        return {name: declared[name] for name in self.heads(shape) if name in declared}
-
     def needed_pieces(self, model: PretrainingModel, batch: PretrainingBatch) -> Tensor:  # noqa: ARG002
         """Returns the places of the pieces whose last states the heads need, (k,) int64; first those of predictions."""
         return batch.chosen
-
-    def num_needed(self, shape: Shape, sequences: int, predictions: float) -> float:  # noqa: ARG002
-        """Counts the needed pieces of a batch."""
-        return predictions
-
-    def passes(self, shape: Shape, sequences: int, pieces: float, predictions: float) -> list[Pass]:  # noqa: ARG002
-        """Lists the passes of a batch of so many sequences, pieces and predictions: by default one through the model,
-        of which the heads read `num_needed` pieces."""
-        return [Pass(shape, self.num_needed(shape, sequences, predictions))]
 
     def forward(self, model: PretrainingModel, batch: PretrainingBatch) -> Any:
         """Computes the sums over a batch for losses and figures, as a named tuple: by default `losses`, from one pass
@@ -274,42 +232,24 @@ class Objective(ABC):
         return sum(figures.get(figure.name, 0.0) for figure in self.figures if figure.curve is not None)
 
     def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        """Completes the figures of a validation, which may have more than training."""
-        return dict(figures)
+        """Completes the figures of a validation: by the perplexity, if it is declared, of the loss declared first."""
+        declared = [figure.name for figure in self.figures]
+        perplexity = {name: math.exp(min(figures[declared[0]], 700.0)) for name in declared if name == "perplexity"}
+        return {**figures, **perplexity}
 
     @abstractmethod
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         """Formats the figures for the console; shares take at least `width` columns."""
 
-    def note(self, shape: Shape) -> str | None:  # noqa: ARG002
-        """Returns the note that a run prints when it begins."""
-        return None
+    def list_notes(self, shape: Shape) -> list[str]:  # noqa: ARG002
+        """Lists the notes that a run prints when it begins."""
+        return []
 
     # Its export.
 
     def exported_heads(self, shape: Shape) -> Sequence[str]:
         """Lists the heads that a class of transformers has too; the others are left out of an export."""
         return list(self.heads(shape))
-
-    @abstractmethod
-    def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """Computes the logits of the exported heads by display names, from the states of `needed_pieces`."""
-
-    @abstractmethod
-    def pick_their_logits(self, output: Any, chosen: Tensor) -> dict[str, Tensor]:
-        """Picks the same logits from the output of transformers for one sequence with these predicted pieces."""
-
-    @abstractmethod
-    def describe_heads(self, shape: Shape) -> str:
-        """Describes its heads for the model card and messages: an encoder with its …"""
-
-    def auto_class(self, shape: Shape) -> str:  # noqa: ARG002
-        """Returns the AutoModel class of transformers that loads all exported heads."""
-        return self.loads_as
-
-    def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
-        """Returns the model card's remark about loading by other classes."""
-        return None
 
 
 @lru_cache
@@ -356,10 +296,32 @@ def find_faults(settings: ObjectiveSettings, timed: bool, used: Sequence[str] = 
         yield from configure_objective(settings.model_copy(update={"name": name})).faults(timed)
 
 
+def list_loss_curves() -> dict[str, str]:
+    """Lists the figures that are parts of a loss, with their names in charts."""
+    every = [figure for objective in objectives().values() for figure in objective.figures]
+    return {figure.name: figure.curve for figure in every if figure.curve is not None}
+
+
 def list_heads() -> dict[str, str]:
     """Lists the heads of all objectives with their display names; names of weights begin with the name of the head."""
     any_shape = Shape(1, 1, 1, 1, 1)
     return {name: called for kind in objectives().values() for name, called in kind.heads(any_shape).items()}
+
+
+def choose_way(shape: Shape, sees: Sees | None, where: str) -> Shape:
+    """Returns the shape with this direction of attention; None keeps that of the objective. Raises UserError if the
+    model has not learned it."""
+    if sees is None:
+        return shape
+    objective, kind = find_objective(shape), find_architecture(shape.architecture)
+    ways = {way: learns for way, learns in objective.list_ways(shape.learns).items() if way in kind.sees}
+    if sees not in ways:
+        learned = " or ".join(SIDES[way] for way in ways)
+        raise UserError(
+            f"--sees {sees}: a {kind.title} of {where} {objective.learns}, and its pieces learned to see {learned}; "
+            f"leave --sees out, or name a model of the objective hybrid with a causal_share between 0 and 1"
+        )
+    return replace(shape, learns=ways[sees])
 
 
 def build_model(shape: Shape, recompute: bool = False) -> PretrainingModel:

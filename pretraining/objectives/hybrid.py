@@ -187,9 +187,6 @@ class Hybrid(MaskedPieces):
         share = self.share if {"masked_loss", "piece_loss"} <= figures.keys() else float("piece_loss" in figures)
         return share * figures.get("piece_loss", 0.0) + (1 - share) * of_masked
 
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return dict(figures)
-
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         said = [
             f"{title} {figures[f'{name}_loss']:.4f} {figures[f'{name}_accuracy']:{width}.1%}"
@@ -198,11 +195,11 @@ class Hybrid(MaskedPieces):
         ]
         return said + self.describe_next(figures)
 
-    def note(self, shape: Shape) -> str | None:
+    def list_notes(self, shape: Shape) -> list[str]:
         ways = f"a share of {self.share:g} of the sequences is read left to right, the others have masks"
         if shape.learns.pairs:
             ways += ", and these learn whether B follows A"
-        return "\n".join([ways, *self.describe_masks()])
+        return [ways, *self.describe_masks()]
 
     def describe_heads(self, shape: Shape) -> str:
         either = ", masked or not," if shape.learns.causal_share else ", masked,"

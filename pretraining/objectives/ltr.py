@@ -6,7 +6,6 @@ text. Segments stay where the data has pairs; next sentences are not predicted.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -77,9 +76,6 @@ class LeftToRight(Objective):
     def measure(self, totals: Mapping[str, float]) -> dict[str, float]:
         predictions = max(totals["predictions"], 1)
         return {"piece_loss": totals["nats"] / predictions, "piece_accuracy": totals["correct"] / predictions}
-
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return {**figures, "perplexity": math.exp(min(figures["piece_loss"], 700.0))}
 
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"pieces {figures['piece_loss']:.4f} {figures['piece_accuracy']:{width}.1%}"]

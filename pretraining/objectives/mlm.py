@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -138,7 +137,6 @@ class MaskedPieces(Objective):
             yield f"objective.split = {show_value(settings.split)}: {made}"
 
     def data_faults(self, manifest: Manifest) -> Iterator[str]:
-        yield from super().data_faults(manifest)
         if self.is_dynamic and manifest.settings.masking != "token":
             yield (
                 'objective.masks = "dynamic": masks single pieces, and in this data whole words are masked; take '
@@ -152,8 +150,8 @@ class MaskedPieces(Objective):
             )
 
     @property
-    def pairs(self) -> Literal["used", "unused"]:
-        return "used" if self.settings.next_sentences else "unused"
+    def uses_pairs(self) -> bool:
+        return self.settings.next_sentences
 
     def predictions(self, length: Any, masked: Any, done: float) -> Any:
         if not self.is_dynamic:
@@ -236,9 +234,6 @@ class MaskedPieces(Objective):
             "next_larger_class": max(random, pairs - random) / pairs,
         }
 
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return {**figures, "perplexity": math.exp(min(figures["masked_loss"], 700.0))}
-
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         parts = [f"masked {figures['masked_loss']:.4f} {figures['masked_accuracy']:{width}.1%}"]
         if "perplexity" in figures:
@@ -252,14 +247,14 @@ class MaskedPieces(Objective):
         larger = f"(larger class {figures['next_larger_class']:.1%})"
         return [f"next {figures['next_loss']:.4f} {figures['next_accuracy']:.1%} {larger}"]
 
-    def note(self, shape: Shape) -> str | None:
-        notes = []
-        if not shape.learns.pairs:
-            kind = find_architecture(shape.architecture)
-            missing = "the data has no pairs" if kind.learns_pairs(shape) else f"a {kind.title} has no head for pairs"
-            why = missing if self.settings.next_sentences else "next sentences are left out"
-            notes.append(f"{why}: the model learns from masked pieces alone")
-        return "\n".join([*notes, *self.describe_masks()]) or None
+    def list_notes(self, shape: Shape) -> list[str]:
+        masks = self.describe_masks()
+        if shape.learns.pairs:
+            return masks
+        kind = find_architecture(shape.architecture)
+        missing = "the data has no pairs" if kind.learns_pairs(shape) else f"a {kind.title} has no head for pairs"
+        why = missing if self.settings.next_sentences else "next sentences are left out"
+        return [f"{why}: the model learns from masked pieces alone", *masks]
 
     def describe_masks(self) -> list[str]:
         """Describes dynamic masks in a line."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -19,7 +19,8 @@ from data_prep.common.toml_text import show_value
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Weight, count_products, declare_linear, declare_norm
 from pretraining.model.shape import BIAS, DETECTION_HEAD, HEAD, Shape
-from pretraining.objectives.declaration import Figure, Pass
+from pretraining.objectives.costs import Pass
+from pretraining.objectives.declaration import Figure
 from pretraining.objectives.mlm import MaskedPieces, MaskedSettings
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class ReplacedPieces(MaskedPieces):
             )
 
     @property
-    def pairs(self) -> Literal["unused"]:
-        return "unused"
+    def uses_pairs(self) -> bool:
+        return False
 
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         """Makes a batch with a number for each masked piece; without a draw, it follows from the example alone."""
@@ -212,9 +213,6 @@ class ReplacedPieces(MaskedPieces):
     def total(self, figures: Mapping[str, float]) -> float:
         return figures["masked_loss"] + self.settings.detection_weight * figures["detection_loss"]
 
-    def score(self, figures: Mapping[str, float]) -> dict[str, float]:
-        return dict(figures)
-
     def describe_figures(self, figures: Mapping[str, float], width: int = 0) -> list[str]:
         found = f"{figures['detected']:{width}.1%}, false alarms {figures['false_alarms']:.1%}"
         return [
@@ -222,10 +220,9 @@ class ReplacedPieces(MaskedPieces):
             f"replaced {figures['detection_loss']:.4f} found {found}",
         ]
 
-    def note(self, shape: Shape) -> str:
+    def list_notes(self, shape: Shape) -> list[str]:
         own = self.find_generator(shape)
-        lines = [f"the generator has {own.layers} layers of {own.hidden}", *self.describe_masks()]
-        return "\n".join(lines)
+        return [f"the generator has {own.layers} layers of {own.hidden}", *self.describe_masks()]
 
     # Its export.
 

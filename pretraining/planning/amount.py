@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -100,29 +100,23 @@ USUAL_EPOCHS = 40
 help a language model (Muennighoff et al. 2023)."""
 MOST_EPOCHS = 100
 """Number of epochs without a warning: more than any published BERT has."""
-FEW_STEPS = 100
-"""A phase of fewer steps has hardly left its warm-up."""
 
 
 def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
-    """Returns a warning if these steps read the text too often, with better options; None if they do not,
-    or if unknown."""
-    texts, planned = _measure_all(recipe, manifest), [count or 0.0 for count in steps]
-    if None in steps or not all(text.examples for text in texts):
+    """Returns a warning if these steps read the text too often; None if they do not, or if unknown."""
+    texts, counts = _measure_all(recipe, manifest), [count for count in steps if count is not None]
+    if len(counts) < len(texts) or not all(text.examples for text in texts):
         return None
-    epochs = sum(
-        count * phase.batch / text.examples for count, phase, text in zip(planned, recipe.phases, texts, strict=True)
+    read = (
+        count * phase.batch / text.examples for count, phase, text in zip(counts, recipe.phases, texts, strict=True)
     )
-    if epochs <= MOST_EPOCHS:
+    if (epochs := sum(read)) <= MOST_EPOCHS:
         return None
-    share, duplicates = USUAL_EPOCHS / epochs, texts[0].duplicates
-    each = f", each of its {duplicates} duplicates {epochs / duplicates:,.0f} times" if duplicates > 1 else ""
-    said = f"the text is read {epochs:,.0f} times{each}; BERT read its own {USUAL_EPOCHS} times\n"
-    if min(planned) * share < 1:
-        return said + "for so much text: smaller batches (--phases.N.batch), or more text for such batches"
-    few = min(count * share for count in planned) < FEW_STEPS
-    smaller = "\nso few steps teach little: take smaller batches too (--phases.N.batch), or more text" if few else ""
-    return f"{said}for so much text: {' '.join(_list_options(recipe, planned, share))}{smaller}"
+    share = f"{100 * USUAL_EPOCHS / epochs:.2g}%"
+    return (
+        f"the text is read {epochs:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
+        f"for so much text: {share} of the steps, smaller batches (--phases.N.batch), or more text"
+    )
 
 
 def _measure_all(recipe: Recipe, manifest: Manifest | None) -> list[SequenceStatistics]:
@@ -147,18 +141,3 @@ def find_middle(recipe: Recipe, phase: Phase) -> float:
     if steps is None or not total:
         return HALF_WAY
     return (before + max(steps[number] - 1, 0) / 2) / max(total - 1, 1)
-
-
-def _list_options(recipe: Recipe, steps: Sequence[float], share: float) -> Iterator[str]:
-    """Lists the options for this share of the steps, or of the hours, in every phase."""
-    if recipe.hours is not None:
-        yield f"--hours {recipe.hours * share:.2g}"
-    elif recipe.steps is not None:
-        yield f"--steps {_round(recipe.steps * share)}"
-    else:
-        yield from (f"--phases.{number}.steps {_round(count * share)}" for number, count in enumerate(steps))
-
-
-def _round(steps: float) -> int:
-    """Rounds to two digits, and to at least one step."""
-    return max(1, int(float(f"{steps:.2g}")))

@@ -1,4 +1,4 @@
-"""The GPUs and networks that a plan can name, with data from their makers, and clusters of them.
+"""Clusters of the GPUs and networks in machines.toml, which holds data from their makers.
 
 Searches the fastest micro-batch of each ZeRO stage on a cluster, and cures for a plan that does not fit.
 """
@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 
 from data_prep.common.errors import UserError, check_all
+from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
-from pretraining.config.settings import Dtype, Phase, Recipe, list_divisors
+from pretraining.config.settings import Dtype, Phase, Recipe
 from pretraining.mesh.cuts import find_crossing
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, NodeNetwork
 from pretraining.planning.memory import Room
@@ -24,6 +25,7 @@ from pretraining.planning.plan import Plan, Target, name_numbers, plan_phase
 PER_NODE = 8
 """GPUs of a node by default."""
 MOST_RANKS = 10_000
+"""The largest cluster that `plan_sizes` adds to a plan."""
 
 
 @dataclass(frozen=True)
@@ -46,35 +48,9 @@ class Gpu:
     """whether it has bf16 and TF32; otherwise fp16 is taken"""
 
 
-GPUS = {
-    "v100-16": Gpu(125e12, 15.7e12, 16e9, 900e9, 150e9, "edr100x4", bf16=False),  # SXM2; NVLink 2; DGX-1
-    "v100-32": Gpu(125e12, 15.7e12, 32e9, 900e9, 150e9, "edr100x8", bf16=False),  # SXM2, SXM3; NVLink 2; DGX-2
-    "a100-40": Gpu(312e12, 19.5e12, 40e9, 1555e9, 300e9, "hdr200x8"),  # SXM4; NVLink 3; DGX A100
-    "a100-80": Gpu(312e12, 19.5e12, 80e9, 2039e9, 300e9, "hdr200x8"),  # SXM4; NVLink 3; DGX A100
-    "h100-80": Gpu(989e12, 67e12, 80e9, 3350e9, 450e9, "ndr400x8"),  # SXM5; NVLink 4; DGX H100
-    "h200": Gpu(989e12, 67e12, 141e9, 4800e9, 450e9, "ndr400x8"),  # SXM; NVLink 4; DGX H200
-    "b200": Gpu(2250e12, 75e12, 180e9, 8000e9, 900e9, "ndr400x8"),  # HGX B200; NVLink 5; DGX B200
-    "a6000": Gpu(154.8e12, 38.7e12, 48e9, 768e9, 32e9, "100gbe"),  # PCIe 4.0 x16
-    "l40s": Gpu(362e12, 91.6e12, 48e9, 864e9, 32e9, "100gbe"),  # PCIe 4.0 x16
-    "rtx-4090": Gpu(165.2e12, 82.6e12, 24e9, 1008e9, 32e9, "10gbe"),  # fp32 accumulation; PCIe 4.0 x16
-}
-"""From their datasheets; of the RTX 4090, from the paper on the Ada architecture."""
-
-
-INFINIBAND, ETHERNET = 14e-6, 50e-6
-"""Seconds of a hop of a collective between nodes: from NCCL's tuning table (tuning.cc, protocol Simple, NET), and of
-TCP through the kernel."""
-LINKS = {  # of one port: bytes a second, and latency
-    "edr100": (12.5e9, INFINIBAND),  # InfiniBand EDR, 100 Gbit/s
-    "hdr200": (25.0e9, INFINIBAND),  # InfiniBand HDR, 200 Gbit/s
-    "ndr400": (50.0e9, INFINIBAND),  # InfiniBand NDR, 400 Gbit/s
-    "400gbe": (50.0e9, INFINIBAND),  # RoCE over Ethernet of 400 Gbit/s
-    "200gbe": (25.0e9, INFINIBAND),  # RoCE over Ethernet of 200 Gbit/s
-    "100gbe": (12.5e9, ETHERNET),  # Ethernet of 100 Gbit/s
-    "25gbe": (3.125e9, ETHERNET),  # Ethernet of 25 Gbit/s
-    "10gbe": (1.25e9, ETHERNET),  # Ethernet of 10 Gbit/s
-    "1gbe": (0.125e9, ETHERNET),  # Ethernet of 1 Gbit/s
-}
+_KNOWN = read_toml(Path(__file__).with_suffix(".toml").read_text())
+GPUS = {name: Gpu(**data) for name, data in _KNOWN["gpus"].items()}
+PORTS: dict[str, dict[str, float]] = _KNOWN["ports"]
 
 
 def check_options(*, gpu: str | None = None, network: str | None = None, **numbers: float | None) -> None:
@@ -96,25 +72,19 @@ def _check_number(name: str, value: float | None) -> None:
 def find_gpu(name: str) -> Gpu:
     """Finds the GPU of this name; raises UserError if it is unknown."""
     if name.lower() not in GPUS:
-        raise UserError(f"--gpu {_describe_unknown(name, GPUS)}")
+        raise UserError(f"--gpu {name}: unknown; there is {', '.join(GPUS)}")
     return GPUS[name.lower()]
 
 
 def find_network(name: str) -> NodeNetwork:
     """Finds the network of this name, such as hdr200x8: a kind of port, and the ports of a node (default: one)."""
-    match = re.fullmatch(r"(\w+?)(?:x(\d{1,2}))?", name.lower())
-    kind, count = (match[1], int(match[2] or 1)) if match else ("", 0)
-    if kind not in LINKS or not count:
-        said = _describe_unknown(name, LINKS)
-        raise UserError(f"--network {said}, with the ports of a node after an x, as in hdr200x8")
-    bandwidth, latency = LINKS[kind]
-    return NodeNetwork(name.lower(), count * bandwidth, latency)
-
-
-def _describe_unknown(name: str, known: Iterable[str]) -> str:
-    close = [each for each in known if each.startswith(name.lower())] or get_close_matches(name.lower(), known, 1)
-    meant = f", did you mean {close[0]}?" if close else ""
-    return f"{name}: unknown{meant}; there is {', '.join(known)}"
+    match = re.fullmatch(r"(\w+?)(?:x([1-9]\d?))?", name.lower())
+    if match is None or match[1] not in PORTS:
+        raise UserError(
+            f"--network {name}: unknown; there is {', '.join(PORTS)}, and the ports of a node as in hdr200x8"
+        )
+    port = PORTS[match[1]]
+    return NodeNetwork(name.lower(), int(match[2] or 1) * port["bandwidth"], port["latency"])
 
 
 def make_cluster(
@@ -134,29 +104,20 @@ def make_target(
     nodes: int,
     per_node: int,
     network_name: str | None = None,
-    gpu_memory: float | None = None,
 ) -> Target:
-    """Makes the target of a run on nodes with these GPUs; `gpu_memory`, in GB, replaces that of the table."""
-    ranks, tensor = nodes * per_node, recipe.parallel.tensor
-    if not 1 <= ranks <= MOST_RANKS:
-        raise UserError(
-            f"--nodes {nodes} --gpus-per-node {per_node}: {ranks:,} GPUs; plans go from 1 to {MOST_RANKS:,}"
-        )
-    if fault := find_crossing(tensor, per_node, recipe.parallel.across_nodes):
+    """Makes the target of a run on nodes with these GPUs."""
+    if fault := find_crossing(recipe.parallel.tensor, per_node, recipe.parallel.across_nodes):
         raise UserError(fault)
-    if ranks % tensor:
-        raise UserError(f"parallel.tensor = {tensor}: does not divide the {ranks:,} GPUs; take a multiple of {tensor}")
     gpu = find_gpu(gpu_name)
     dtype = choose_dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
     cluster = make_cluster(gpu, dtype, nodes, per_node, network, recipe.precision.tf32)
-    size = gpu.memory if gpu_memory is None else 1e9 * gpu_memory
     joined = f", joined by {network.name}" if nodes > 1 else ""
     where = (
-        f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {size / 1e9:.0f} GB{joined}; "
+        f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {gpu.memory / 1e9:.0f} GB{joined}; "
         f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
-    return Target(recipe, manifest, dtype, Room(size), ranks // tensor, cluster, where)
+    return Target(recipe, manifest, dtype, Room(gpu.memory), nodes * per_node // recipe.parallel.tensor, cluster, where)
 
 
 def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
@@ -205,91 +166,42 @@ def plan_sizes(target: Target) -> list[Plan]:
     found = []
     for nodes, per_node in sorted(sizes, key=math.prod):
         cluster = replace(own, nodes=nodes, per_node=per_node)
-        if _divides(cluster.ranks, target.recipe):
-            found.append(find_fastest(replace(target, ranks=cluster.ranks // target.tensor, cluster=cluster)))
+        ranks, rest = divmod(cluster.ranks, target.tensor)
+        if ranks and not rest and not any(phase.batch % ranks for phase in target.recipe.phases):
+            found.append(find_fastest(replace(target, ranks=ranks, cluster=cluster)))
     return [plan for plan in found if plan.fits]
-
-
-def _divides(gpus: int, recipe: Recipe) -> bool:
-    """Whether all batches divide among so many GPUs."""
-    ranks, rest = divmod(gpus, recipe.parallel.tensor)
-    return ranks > 0 and not rest and not any(phase.batch % ranks for phase in recipe.phases)
-
-
-def check_batches(recipe: Recipe, nodes: int, per_node: int) -> None:
-    """Raises UserError if the batches of a recipe do not divide among the GPUs, with numbers of nodes that do."""
-    ranks = nodes * per_node // recipe.parallel.tensor
-    for phase in recipe.phases:
-        if phase.batch % ranks:
-            raise UserError(
-                f"{nodes * per_node:,} GPUs: phase {phase.name} has a batch of {phase.batch:,}, which does not divide "
-                f"among them; take {' or '.join(_list_batch_cures(recipe, nodes, per_node))}"
-            )
-
-
-def _list_batch_cures(recipe: Recipe, nodes: int, per_node: int) -> Iterator[str]:
-    """Lists options: the next numbers of nodes that divide all batches, or the largest batches below those of the
-    recipe that these nodes divide, if none has fewer sequences than ranks."""
-    fitting = [count for count in range(1, MOST_RANKS // per_node + 1) if _divides(count * per_node, recipe)]
-    below, above = [count for count in fitting if count < nodes], [count for count in fitting if count > nodes]
-    yield from (f"--nodes {count}" for count in [*below[-1:], *above[:1]])
-    if not fitting:
-        yield f"another --gpus-per-node, since with {per_node} no number of nodes fits,"
-    ranks = nodes * per_node // recipe.parallel.tensor
-    batches = [phase.batch // ranks * ranks for phase in recipe.phases]
-    if all(batches):
-        yield " ".join(f"--phases.{number}.batch {batch}" for number, batch in enumerate(batches))
 
 
 def check_fit(target: Target) -> None:
     """Raises UserError if a phase needs more memory than a rank has, with settings that fit."""
     for number, phase in enumerate(target.recipe.phases):
-        needed, most = find_demand(target, phase)
-        if needed > most:
-            alone = phase.micro_batch == "auto"
-            size = "one sequence at a time" if alone else f"micro-batches of {phase.micro_batch}"
-            room = f"may take {most / 1e9:.1f} of {target.room.size / 1e9:.1f} GB"
+        size, room = _find_least(phase), target.room
+        if not target.fits(phase, size):
+            needed = f"{target.bytes_needed(phase, size) / 1e9:.1f} GB a rank under ZeRO {target.zero}"
+            may = f"may take {room.usable / 1e9:.1f} of {room.size / 1e9:.1f} GB"
             cures = "; ".join(list_cures(target, number)) or "no other setting or GPU would do"
-            said = f"phase {phase.name} needs {needed / 1e9:.1f} GB a rank under ZeRO {target.zero} with {size}"
-            raise UserError(f"{said}, and {room}; {cures}")
+            raise UserError(f"phase {phase.name} needs {needed} with a micro-batch of {size}, and {may}; {cures}")
 
 
-def find_demand(target: Target, phase: Phase) -> tuple[float, float]:
-    """Finds the bytes that a phase needs and those that it may use: all for a given micro-batch, less a margin for
-    "auto"."""
-    if phase.micro_batch == "auto":
-        return target.bytes_needed(phase, 1), target.room.usable
-    return target.bytes_needed(phase, phase.micro_batch), target.room.size
+def _find_least(phase: Phase) -> int:
+    """Finds the smallest micro-batch that a phase may have."""
+    return 1 if phase.micro_batch == "auto" else phase.micro_batch
 
 
-def fits(target: Target) -> bool:
+def fits_in_memory(target: Target) -> bool:
     """Whether all phases fit into the memory of a rank."""
-    return all(needed <= most for needed, most in (find_demand(target, phase) for phase in target.recipe.phases))
+    return all(target.fits(phase, _find_least(phase)) for phase in target.recipe.phases)
 
 
 def list_cures(target: Target, number: int) -> Iterator[str]:
     """Lists settings and GPUs with which a phase would fit."""
     phase = target.recipe.phases[number]
-    needed, most = find_demand(target, phase.model_copy(update={"micro_batch": "auto"}))
-    if phase.micro_batch != "auto" and needed <= most:
+    if phase.micro_batch != "auto" and target.fits(phase, 1):
         yield f"--phases.{number}.micro_batch auto fits"
-    yield from (f"--parallel.zero {other.zero} fits" for other in list_other_stages(target) if fits(other))
-    if fits(target.change_section("compute", checkpoint_activations=True)):
+    yield from (f"--parallel.zero {other.zero} fits" for other in list_other_stages(target) if fits_in_memory(other))
+    if fits_in_memory(target.change_section("compute", checkpoint_activations=True)):
         yield "--compute.checkpoint_activations true fits"
-    yield from _find_sharing(target)
     yield from _find_gpu(target)
-
-
-def _find_sharing(target: Target) -> Iterator[str]:
-    """Finds the fewest ranks that could share a model so that the plan fits, within a node."""
-    shape, ranks = target.shape, target.all_ranks
-    for tensor in list_divisors(target.cluster.per_node if target.cluster else PER_NODE):
-        if tensor <= target.tensor or ranks % tensor or math.gcd(shape.heads, shape.intermediate) % tensor:
-            continue
-        other = replace(target.change_section("parallel", tensor=tensor), ranks=ranks // tensor)
-        if not find_faults(other.recipe) and fits(other):
-            yield f"--parallel.tensor {tensor} fits"
-            return
 
 
 def _find_gpu(target: Target) -> Iterator[str]:
@@ -299,6 +211,6 @@ def _find_gpu(target: Target) -> Iterator[str]:
             dtype = choose_dtype_on(gpu, name, target.recipe)
         except UserError:
             continue  # lacks the recipe's dtype
-        if fits(replace(target, dtype=dtype, room=Room(gpu.memory))):
+        if fits_in_memory(replace(target, dtype=dtype, room=Room(gpu.memory))):
             yield f"--gpu {name} fits"
             return

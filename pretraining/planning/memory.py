@@ -39,7 +39,8 @@ from pretraining.architectures.weights import count_parameters
 from pretraining.config.settings import Dtype, Offload, list_divisors
 from pretraining.mesh.cuts import VOCABULARY_SHARE
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import Pass, find_objective, num_parameters
+from pretraining.objectives.costs import Pass
+from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import DEFAULT, Optimizer, optimizers
 from pretraining.planning.amount import HALF_WAY, PREDICTED_SHARE
 

@@ -22,10 +22,6 @@ from pretraining.planning import cost, memory
 from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
-UNKNOWN_HOURS = (
-    "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu h100-80, or give "
-    "the throughput, --pieces-per-second"
-)
 USEFUL_SHARE = 0.5
 """Share of the measured FLOP/s that a run reaches, if nothing better is known."""
 
@@ -49,11 +45,9 @@ class Target:
     """speed of the ranks; None if unknown"""
     where: str = ""
     """the cluster in words"""
-    pieces_per_second: float | None = None
-    """real pieces a second of all ranks, from which the hours follow if given"""
     flops_per_second: float | None = None
-    """measured FLOP/s of a rank, from which they follow without pieces a second and without a cluster"""
-    notes: tuple[str, ...] = ()
+    """measured FLOP/s of a rank, from which the hours follow without a cluster"""
+    note: str | None = None
     """what slows this machine down"""
 
     @property
@@ -170,9 +164,32 @@ class Plan:
     """The phases in which at least one sequence fits."""
 
     @property
-    def notes(self) -> list[str]:
-        """The assumptions."""
-        return [*_list_notes(self)]
+    def notes(self) -> Iterator[str]:
+        """The assumptions: on the objective, the data, the speed, and the memory."""
+        target, room, flops = self.target, self.target.room, self.target.flops_per_second
+        for phase in {each.objective: each for each in target.recipe.phases}.values():
+            yield from configure_objective(target.recipe.in_phase(phase).objective).list_notes(target.shape_in(phase))
+        if target.manifest is None:
+            pieces = target.shape.vocabulary
+            yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"
+        if target.cluster is not None:
+            yield f"hours for {target.where}: docs/planning.md"
+            yield self.range
+        elif flops is not None:
+            tflops = f"{flops / 1e12:,.4g} TFLOP/s"
+            yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful"
+        else:
+            yield "hours: it will run elsewhere, of which this machine says nothing; name the GPUs, as in --gpu h100-80"
+        if target.note is not None:
+            yield target.note
+        yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
+        where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
+        if room.on_cpu:
+            process = f"{memory.PROCESS / 1e9:.1f} GB"
+            yield f"the process takes some {process} besides the model: Python, PyTorch and its libraries"
+            where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
+        if any(planned.phase.micro_batch == "auto" for planned in self.phases):
+            yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
 
     @property
     def warning(self) -> str | None:
@@ -207,13 +224,12 @@ class Plan:
     @property
     def range(self) -> str:
         """Range of the time on the cluster, from comparisons of the model with published runs."""
-        by_clock = sum(phase.seconds or 0.0 for phase in self.phases if phase.schedule.steps is None)
         least, most = cost.PUBLISHED
         said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
-        if by_speed := (self.seconds or 0.0) - by_clock:
-            low, high = (duration(times * by_speed + by_clock) for times in cost.PUBLISHED)
-            return f"from {low} to {high}: {said}"
-        return f"the clock ends it, after as many fewer or more steps: {said}"
+        if self.target.recipe.hours is not None:
+            return f"the clock ends it, after as many fewer or more steps: {said}"
+        low, high = (duration(times * (self.seconds or 0.0)) for times in cost.PUBLISHED)
+        return f"from {low} to {high}: {said}"
 
     @property
     def step_seconds(self) -> float:
@@ -240,16 +256,13 @@ def build_plan(target: Target) -> Plan:
 def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     """Plans a phase with `micro_batch` sequences in a micro-batch.
 
-    Its hours follow from the given pieces a second, or else from the model of the cluster, or else from the FLOP/s of
-    one rank and the share of useful operations.
+    Its hours follow from the model of the cluster, or else from the FLOP/s of one rank and the share that is useful.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
     statistics = measure_phase(target.recipe, phase, target.manifest)
     speed, step, efficiency = None, None, 1.0
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
-    if target.pieces_per_second is not None:
-        speed = target.pieces_per_second / statistics.pieces / phase.batch
-    elif target.cluster is not None:
+    if target.cluster is not None:
         own, whole = (target.find_work(phase, micro_batch, tensor) for tensor in (target.tensor, 1))
         step = cost.estimate_step(target.cluster, *own, accumulation)
         efficiency = cost.find_efficiency(target.cluster, *own, accumulation, whole)
@@ -261,54 +274,6 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     if steps is None:  # by the clock
         steps, seconds = None if speed is None else schedule.length * speed, schedule.length
     return PhasePlan(phase, micro_batch, accumulation, schedule, statistics, steps, seconds, step, efficiency)
-
-
-def _list_notes(plan: Plan) -> Iterator[str]:
-    """Lists the assumptions of a plan: on the objective, the data, the speed, and the memory."""
-    target, room, flops = plan.target, plan.target.room, plan.target.flops_per_second
-    if target.cluster is not None and target.pieces_per_second is None and target.tensor > 1:
-        yield from map(partial(_name_flops, target), plan.phases)
-    for phase in {each.objective: each for each in target.recipe.phases}.values():
-        objective = configure_objective(target.recipe.in_phase(phase).objective)
-        yield from (objective.note(target.shape_in(phase)) or "").splitlines()
-    if target.manifest is None:
-        pieces = target.shape.vocabulary
-        yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"
-    if target.pieces_per_second is not None:
-        yield f"hours from {target.pieces_per_second:,.0f} real pieces a second on all ranks, as given"
-    elif target.cluster is not None:
-        yield f"hours for {target.where}: docs/planning.md"
-        yield plan.range
-    elif flops is not None:
-        tflops = f"{flops / 1e12:,.3g}" if flops < 1e15 else f"{flops / 1e12:,.0f}"
-        yield f"hours from a matrix throughput of {tflops} TFLOP/s a rank, {100 * USEFUL_SHARE:.0f}% of it useful"
-    else:
-        yield UNKNOWN_HOURS
-    yield from target.notes
-    yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"
-    where, found = f"a GPU of {room.size / 1e9:.0f} GB", "by trial"
-    if room.on_cpu:
-        process = f"{memory.PROCESS / 1e9:.1f} GB"
-        yield f"the process takes some {process} besides the model: Python, PyTorch and its libraries"
-        yield "activations are those of a CPU whose attention keeps its probabilities (with AMX in bf16 it keeps none)"
-        where, found = f"a CPU and {room.size / 1e9:.1f} GB a rank; for a GPU: --gpu h100-80", "anew"
-    if any(planned.phase.micro_batch == "auto" for planned in plan.phases):
-        yield f'a micro-batch with ~ is "auto", an estimate for {where}; the run finds {found} what fits'
-
-
-MEGATRON = (72, 3072, 512, 15.1)
-"""Layers, width and GPUs of the published run of Megatron-LM, and its PFLOP/s (Shoeybi et al. 2019)."""
-
-
-def _name_flops(target: Target, planned: PhasePlan) -> str:
-    """Names the speed in PFLOP/s as Megatron-LM counts it: with what is computed again, and all pairs of attention."""
-    shape = target.shape_in(planned.phase)
-    average = measure_phase(target.recipe, planned.phase, target.manifest, shape.change_learning(sees="both"))
-    again = 4 / 3 if target.recipe.compute.checkpoint_activations else 1.0
-    flops, ranks = again * planned.phase.batch * average.flops / planned.step_seconds, target.all_ranks
-    published = (shape.layers, shape.hidden, ranks) == MEGATRON[:3] and "v100" in target.where
-    beside = f"; Megatron-LM published {MEGATRON[3]} for this model on {ranks} V100" if published else ""
-    return f"{planned.phase.name}: {flops / 1e15:,.1f} PFLOP/s, {flops / ranks / 1e12:,.1f} TFLOP/s a rank{beside}"
 
 
 def sum_known(values: Iterable[float | None]) -> float | None:

@@ -11,20 +11,14 @@ from rich.text import Text
 
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
-from pretraining.config.settings import Phase
 from pretraining.objectives.declaration import num_parameters
-from pretraining.planning.cost import StepTime
 from pretraining.planning.plan import PhasePlan, Plan, Target, name_numbers, sum_known
 
 UNKNOWN = "?"
-BAR = 40
-"""Length in characters of the bar of a whole step."""
-PARTS = {"compute": "█", "sums": "◆", "stragglers": "▓", "joining": "▒", "optimizer": "░", "data": "·"}
-"""The parts of a step's time, and their characters in a bar."""
+PARTS = ("compute", "sums", "stragglers", "joining", "optimizer", "data")
+"""The parts of a step's time."""
 TOLD = 0.03
 """Relative difference of times that the model can resolve: about its mean error."""
-COLUMNS = 6
-"""Number of micro-batches in the table of memory."""
 
 
 def render_plan(plan: Plan) -> RenderableType:
@@ -36,15 +30,10 @@ def render_plan(plan: Plan) -> RenderableType:
 
 def render_cluster(plans: Sequence[Plan], hour_price: float | None) -> RenderableType:
     """Renders the plans of a cluster, first that of the recipe's ZeRO stage: memory, and the parts of a step's time."""
-    own, parts = plans[0], list[RenderableType]()
-    for phase in own.target.recipe.phases:
-        parts += [_needs_table(own.target, phase), ""]
-    parts += [_stage_table(plans, hour_price), ""]
+    own, parts = plans[0], list[RenderableType]([_stage_table(plans, hour_price), ""])
     if own.fits:
-        bars = (f"{planned.phase.name:<12} {_draw_bar(planned.step)}" for planned in own.phases if planned.step)
-        legend = " " * 13 + "  ".join(f"{PARTS[name]} {name}" for name in _list_parts(own))
-        parts += [f"{_name_stage(own.target, own.target.zero)}: {own.range}", "", _step_table(own), *bars, legend, ""]
-        parts += [*_advise(plans), ""]
+        parts += [_memory_table(own), "", f"{_name_stage(own.target, own.target.zero)}: {own.range}", ""]
+        parts += [_step_table(own), "", *_advise(plans), ""]
     return Group(*parts)
 
 
@@ -147,26 +136,6 @@ def _format_gigabytes(size: float) -> str:
     return f"{size / 1e9:,.1f}" if size >= 1e10 else f"{size / 1e9:.2f}"
 
 
-def _needs_table(target: Target, phase: Phase) -> Table:
-    """Makes a table of a rank's memory in a phase, by ZeRO stage and micro-batch."""
-    sizes, rows = _choose_sizes(target, phase), []
-    for other in target.stages:
-        needed = [other.bytes_needed(phase, size) for size in sizes]
-        cells = (f"{each / 1e9:,.1f}" + ("" if each <= target.room.usable else " !") for each in needed)
-        rows.append([_name_stage(target, other.zero), f"{other.plan_memory().device / 1e9:,.1f}", *cells])
-    return _make_table([f"{phase.name}: GB a GPU", "state", *(f"micro-batch {size}" for size in sizes)], rows)
-
-
-def _choose_sizes(target: Target, phase: Phase) -> list[int]:
-    """Chooses micro-batches around the largest that fits under any stage, at least a factor of two apart."""
-    spaced = list[int]()
-    for size in target.sizes(phase):
-        if not spaced or size >= 2 * spaced[-1]:
-            spaced.append(size)
-    fitting = [size for size in spaced if any(other.fits(phase, size) for other in target.stages)]
-    return spaced[max(0, len(fitting) - COLUMNS + 1) :][:COLUMNS]
-
-
 def _stage_table(plans: Sequence[Plan], hour_price: float | None) -> Table:
     """Makes a table of the fastest micro-batches of every ZeRO stage."""
     columns, rows = ["micro x accumulated", "GB a GPU", "sequences/s", "efficiency"], []
@@ -204,26 +173,12 @@ def _write_flags(plan: Plan) -> str:
 
 def _step_table(plan: Plan) -> Table:
     """Makes a table of the parts of a step's time in each phase."""
-    rows, names = [], _list_parts(plan)
+    rows, names = [], [name for name in PARTS if name != "sums" or plan.target.tensor > 1]
     for planned in plan.phases:
         parts = [getattr(planned.step, name) for name in names]
         cells = [f"{seconds:.4f}" for seconds in (*parts, planned.step_seconds)]
         rows.append([planned.phase.name, *cells, f"{planned.steps or 0:,.0f}", _format_duration(planned.seconds)])
     return _make_table(["seconds of a step", *names, "in all", "steps", "phase takes"], rows)
-
-
-def _list_parts(plan: Plan) -> list[str]:
-    """Lists the parts of a step's time; there are sums only where ranks share a model."""
-    return [name for name in PARTS if name != "sums" or plan.target.tensor > 1]
-
-
-def _draw_bar(step: StepTime) -> str:
-    """Draws the parts of a step as a bar; a part of at least 1% has at least one character."""
-    shown = ""
-    for name, letter in PARTS.items():
-        share = getattr(step, name) / step.total
-        shown += letter * (max(1, round(BAR * share)) if share >= 0.01 else 0)
-    return shown
 
 
 def _format_price(plan: Plan, hour_price: float | None) -> str:

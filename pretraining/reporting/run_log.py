@@ -6,14 +6,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
-import numpy as np
 from rich.console import Console
 
 from data_prep.common import unread
@@ -148,13 +147,6 @@ class RunLog:
         if self._file is not None:
             with _as_user_error(self._path):
                 os.fsync(self._file.fileno())
-
-    def histograms(self, group: str, step: int, samples: Mapping[str, Sequence[float]]) -> None:
-        """Adds distributions to TensorBoard."""
-        if self._events is not None:
-            with _as_user_error(self._events_folder):
-                for name, values in samples.items():
-                    self._events.add_histogram(f"{group}/{name}", np.asarray(values), step)
 
     def text(self, name: str, content: str) -> None:
         """Adds a text to TensorBoard, as a block of code: it renders Markdown."""

@@ -146,8 +146,6 @@ def fit_to_data(model: PretrainingModel, manifest: Manifest, folder: Path) -> tu
     shape, objective = model.shape, find_objective(model.shape)
     if not shape.learns.pairs or manifest.has_pairs:
         return model, []
-    if objective.pairs == "needed":
-        raise UserError(f"--data {folder}: has no pairs, and a model that {objective.learns} needs them")
     without = build_model(shape.change_learning(pairs=False))
     wanted = without.state_dict().keys()
     without.load_state_dict({name: weight for name, weight in model.state_dict().items() if name in wanted})

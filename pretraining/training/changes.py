@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,6 @@ Change = tuple[str, Any, Any]
 """A setting, what it was, and what it is now."""
 NOT_SET = "not set"
 BASE_MODEL, LICENCE = "base_model", "card.licence"
-FOLDERS = ("--out", "--branch", "--init", "--base_model", "--base-model")
-"""Options of a command for the run or model that a run begins with, and for its own folder."""
 
 
 def continue_run(request: Request, latest: Saved, branch: Branch | None = None) -> Request:
@@ -155,45 +153,22 @@ def _write_message(what: str, changes: Sequence[Change], cure: str) -> str:
 
 
 def _find_cure(latest: Saved, request: Request, changes: Sequence[Change]) -> str:
-    """Says how to train a finished run further: by a new run with its weights. A licence needs no training."""
+    """Says how to train a finished run further. A licence needs no training."""
     names = [name for name, _, _ in changes]
     if names == [LICENCE]:
         words = ["python", "pretraining/export.py", str(request.out), "--out", str(request.out / EXPORT)]
         return "to write it into the model card: " + shlex.join([*words, "--licence", changes[0][2]])
-    return "name a new folder" if BASE_MODEL in names else _suggest_new_run(latest, request, names)
+    return "name a new folder" if BASE_MODEL in names else _suggest_new_run(latest, request)
 
 
-def _suggest_new_run(latest: Saved, request: Request, names: Collection[str] = ()) -> str:
-    """Says which options start a new run with the weights of this one, under any launcher; `names`: what changed."""
+def _suggest_new_run(latest: Saved, request: Request) -> str:
+    """Says which options start a new run with the weights of this one or, if it is finished, with its whole state."""
     sizes = [name for name, _, _ in latest.record.shape.differences(request.shape) if name != "pairs"]
     if sizes or not has_vocabulary(latest.run, request):
         return "name a new folder"
-    new = next(path for path in (f"{request.out}-{number}" for number in count(2)) if not Path(path).exists())
-    words, typed = ["--init", str(request.out), "--out", new], find_options(request.command, FOLDERS)
-    branch = shlex.join(["--branch", *words[1:]])
-    trained = len(latest.run.recipe.phases)
-    longer = (
-        f"phases.{trained - 1}.steps.",
-        *(f"phases.{number}." for number in range(trained, len(request.recipe.phases))),
-    )
-    lengthens = latest.run.is_trained and all(f"{name}.".startswith(longer) for name in names)
-    state = f"to go on with its state, in more steps or phases: {branch}\n" * lengthens
-    return state + (
-        "to train on, start a new run with its weights, which does all phases of its recipe: the same command with\n"
-        f"  {shlex.join(words)}\nin place of\n  {shlex.join(typed)}"
-    )
-
-
-def find_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Finds some options and their values among the words of a command."""
-    found: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word.partition("=")[0] in names:
-            found.append(word)
-            if "=" not in word:
-                found += [value for value in (next(rest, None),) if value is not None]
-    return found
+    words = f"{quote(request.out)} --out NEW"
+    state = f"to go on with its state, in more steps or phases: --branch {words}\n" * latest.run.is_trained
+    return f"{state}to start a new run with its weights, which does all phases of its recipe: --init {words}"
 
 
 def list_changes(latest: Saved, request: Request, context: Context, engine: Engine) -> list[str]:

@@ -31,8 +31,7 @@ from pretraining.huggingface.model_card import Provenance, make_model_card, read
 from pretraining.huggingface.verify import compute_probe, verify_export
 from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
-from pretraining.objectives.declaration import configure_objective, find_objective
-from pretraining.objectives.direction_choice import choose_way
+from pretraining.objectives.declaration import choose_way, configure_objective, find_objective
 from pretraining.optimizers.declaration import describe_settings
 
 

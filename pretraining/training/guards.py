@@ -87,7 +87,7 @@ class Guard:
             self.recent.append(sum(map(float, losses)) * self._counts)
         return None
 
-    def leaps(self, loss: float) -> bool:
+    def is_leap(self, loss: float) -> bool:
         """Whether a logged loss is far above the losses before it."""
         if self._spike and len(self.losses) >= REMEMBERED // 2 and loss > median(self.losses) + self._spike:
             return True
@@ -97,7 +97,7 @@ class Guard:
     def find_leap(self) -> float | None:
         """Returns the last step's loss if it exceeds the median of the losses before it by the spike limit, else None.
 
-        Unlike `leaps`, one loss before it is enough: this only bars a checkpoint from rollbacks. All ranks call it.
+        Unlike `is_leap`, one loss before it is enough: this only bars a checkpoint from rollbacks. All ranks call it.
         """
         if not self._spike or not self.recent:
             return None

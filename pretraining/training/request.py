@@ -76,8 +76,6 @@ class Request:
     """minimal pairs that are scored at the ends of phases"""
     notes: tuple[str, ...] = ()
     """lines on these pairs, printed when the run begins"""
-    command: tuple[str, ...] = ()
-    """words of the command line, for messages that suggest another command"""
     branch: Branch | None = None
     """checkpoint of another run that a new run goes on from; None if it does not"""
 

@@ -4,58 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 from rich.console import Console
-from rich.markup import escape
 
-from data_prep.common.errors import DamageError, SharedError, UserError, quote
+from data_prep.common.errors import SharedError, UserError
 from data_prep.common.files import replacing
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
-from data_prep.vocabulary.source import read_vocabulary
-from pretraining.checkpoint.average import Average, find_average
-from pretraining.checkpoint.reading import find_newest_whole, list_fresh, restore_engine, restore_model
-from pretraining.checkpoint.record import AVERAGED, EXPORT, RECIPE, TOKENIZER, list_finished
-from pretraining.checkpoint.state import RunState, Saved
-from pretraining.checkpoint.writing import find_free_name, require_room
+from pretraining.checkpoint.reading import list_fresh, restore_engine
+from pretraining.checkpoint.record import RECIPE, TOKENIZER, list_finished
+from pretraining.checkpoint.state import Saved
+from pretraining.checkpoint.writing import require_room
 from pretraining.config.schedule import build_schedules
-from pretraining.config.settings import Parallel, Recipe
+from pretraining.config.settings import Parallel
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.precision import name_dtype, set_arithmetic
-from pretraining.huggingface.folders import CONFIG
-from pretraining.huggingface.weights import check_finite, is_theirs
+from pretraining.engine.precision import name_dtype
 from pretraining.mesh.cuts import find_crossing
-from pretraining.mesh.mesh import Mesh, form_mesh
-from pretraining.model.encoder import PretrainingModel
+from pretraining.mesh.mesh import form_mesh
 from pretraining.model.gpu_layouts import note_choice
-from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
-from pretraining.objectives.reports import list_loss_curves
 from pretraining.planning.amount import warn_of_disproportion
 from pretraining.processes import group
 from pretraining.processes.context import Context
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
-from pretraining.reporting.figures import TRIAL, draw_losses
-from pretraining.training.branching import begin_branch, require_own_branch
+from pretraining.training.branching import begin_branch
 from pretraining.training.changes import continue_run, list_changes
-from pretraining.training.exporting import Export, export
+from pretraining.training.finishing import finish_run
 from pretraining.training.guards import CURE, DivergedError
-from pretraining.training.origin import StartingPoint, begin_with, describe_change
+from pretraining.training.origin import StartingPoint
 from pretraining.training.request import Request
-from pretraining.training.skips import Skip, read_skips, write_skips
+from pretraining.training.resuming import find_latest, find_starting_point, set_leaps_aside
+from pretraining.training.skips import Skip, write_skips
 from pretraining.training.trainer import Trainer
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -179,37 +169,6 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
         context.warn(f"{wrong.reason}; the run {back} and leaves that out")
 
 
-def find_starting_point(request: Request, context: Context, latest: Saved | None, mesh: Mesh) -> StartingPoint:
-    """Builds this rank's model, with the weights that it begins or goes on with; all ranks call it together."""
-    compute = request.recipe.compute
-    torch.set_num_threads(compute.threads or group.default_threads(context.world))
-    set_arithmetic(request.recipe.precision, compute, context.device)
-    shape = request.shape_in(0 if latest is None else latest.run.state.phase)
-    source = request.origin if latest is None else latest.record
-    if source is not None:
-        shape = replace(shape, initializer_range=source.shape.initializer_range)
-    model = build_share(shape, request.recipe, mesh).initialize(request.recipe.seed)
-    state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
-    begins = None
-    if latest is not None:
-        restore_model(latest.folder, model, list_fresh(model, latest.record.shape))
-        begins = describe_change(latest.record.shape, shape)
-        check_finite(str(latest.folder), model.state_dict())
-        state = latest.run.state
-    elif request.origin is not None:
-        begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
-    skips = [Skip(*skip) for skip in group.gather([astuple(skip) for skip in read_skips(request.out)])[0]]
-    return StartingPoint(model, state, latest, skips, begins)
-
-
-def build_share(shape: Shape, recipe: Recipe, mesh: Mesh) -> PretrainingModel:
-    """Builds this rank's share of the model, its weights without values."""
-    with torch.device("meta"):
-        model = objectives.build_model(shape, recipe.compute.checkpoint_activations)
-        model.take_shares(mesh)
-    return model.to_empty(device="cpu")
-
-
 def make_trainer(request: Request, context: Context, start: StartingPoint) -> Trainer:
     """Makes a trainer at the starting point."""
     recipe = request.recipe
@@ -226,36 +185,6 @@ def make_trainer(request: Request, context: Context, start: StartingPoint) -> Tr
         if start.begins is not None:
             context.console.print(start.begins, markup=False, soft_wrap=True)
     return Trainer(request, context, engine, start)
-
-
-def find_latest(request: Request, context: Context) -> Saved | None:
-    """Finds the checkpoint to continue from; None for a new run."""
-    out = request.out
-    if list_finished(out) and request.resume == "never":
-        raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
-    checkpoint = find_newest_whole(out, context.warn)
-    latest = None if checkpoint is None else Saved.read(checkpoint)
-    if latest is not None and request.branch is not None:
-        require_own_branch(latest, request.branch, out)
-    return latest
-
-
-def set_leaps_aside(request: Request, context: Context, can_begin: bool) -> None:
-    """Renames the newest checkpoints that were saved after the loss had leapt, so that no run continues from them. All
-    ranks call it together. If the run cannot begin anew, as without its base model, the first checkpoint is kept."""
-    can_begin &= request.origin is not None or request.recipe.base_model is None
-    there = list_finished(request.out) if context.world.rank == 0 else []
-    with group.shared_errors():
-        for checkpoint in reversed(there if can_begin else there[1:]):
-            with contextlib.suppress(DamageError):
-                if (leapt := Saved.read(checkpoint).run.leapt) is None:
-                    break
-                aside = find_free_name(checkpoint)
-                try:
-                    shutil.move(checkpoint, aside)
-                except OSError as error:
-                    raise UserError(f"{checkpoint}: cannot be moved to {aside.name}: {error}") from error
-                context.warn(f"{aside}: saved when the loss had leapt to {leapt:.3g}: no run goes on from it")
 
 
 def write_run_folder(request: Request) -> None:
@@ -283,7 +212,7 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
     say(f"{where}, {each}; data {request.data}, run {request.out}")
     settings = recipe.objective.model_copy(update={"name": shape.learns.objective})
-    if note := objectives.configure_objective(settings).note(shape):
+    for note in objectives.configure_objective(settings).list_notes(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
@@ -299,41 +228,3 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
         say(f"goes on as a branch of {branch}" if is_begin else f"continues after step {step:,}")
         for change in list_changes(latest, request, context, engine):
             say(f"changed since then: {change}")
-
-
-def finish_run(request: Request, context: Context, trained_now: bool) -> None:
-    """Exports the trained model unless it was exported before, draws its losses, and says how to load it."""
-    out, console, folder = request.out, context.console, request.out / EXPORT
-    if not trained_now:
-        console.print(f"{out}: all that was asked for is trained already", markup=False, soft_wrap=True)
-    if trained_now or not (folder / CONFIG).exists():
-        export_weights(request, context, folder)
-    try:
-        if (average := find_average(out, request.recipe.checkpoints.average)) is not None:
-            exported = Average.read(out) if (out / AVERAGED / CONFIG).exists() and not trained_now else None
-            if exported is None or exported.steps != average.steps:
-                export_weights(request, context, out / AVERAGED, len(average.steps))
-                average.write(out)
-            console.print(str(average), markup=False, soft_wrap=True)
-            folder = out / AVERAGED if average.is_better else folder
-    except UserError as error:
-        context.warn(f"there is no average of the last checkpoints: {error}")
-    console.print(draw_losses(out, list_loss_curves(), least=TRIAL), markup=False, soft_wrap=True)
-    console.print(f"load it: {describe_loading(request.shape, folder)}", markup=False, soft_wrap=True)
-
-
-def export_weights(request: Request, context: Context, folder: Path, average: int | None = None) -> None:
-    """Exports the last weights of a run, or the average of its last checkpoints, and prints what was exported."""
-    with context.console.status(escape(f"exporting to {folder}, and reading it back")):
-        exported = export(Export(request.out, folder, average=average))
-    context.console.print(str(exported), markup=False, soft_wrap=True)
-
-
-def describe_loading(shape: Shape, folder: Path) -> str:
-    """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
-    if is_theirs(shape):
-        objective, path = objectives.find_objective(shape), json.dumps(str(folder), ensure_ascii=False)
-        said = "  # the logits at a piece predict the next one" * bool(objective.shift)
-        return f"transformers.{objective.loads_as}.from_pretrained({path}){said}"
-    model = quote(folder)
-    return f"python finetuning/run_task.py TASK.toml --model {model}; no class of transformers computes this model"

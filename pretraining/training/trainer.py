@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import astuple
 from typing import NoReturn
 
 from data_prep.common.errors import UserError
-from data_prep.common.progress import duration
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.average import Average, average_together
 from pretraining.checkpoint.loop import Loop, is_due
@@ -20,7 +18,6 @@ from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import COUNTS, count_step_flops, find_objective
-from pretraining.objectives.reports import report_figures
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
 from pretraining.processes.gpu_faults import DeviceError, is_gpu_failure
@@ -97,7 +94,7 @@ class Trainer(Loop):
 
     def train(self) -> None:
         """Trains the phases that are left, up to one with another objective."""
-        begin, request = time.monotonic(), self.request
+        request = self.request
         with self.log, self.saver, self.profile or nullcontext():
             self.log.text("recipe", request.recipe.as_toml())
             if self.branch is not None:
@@ -107,16 +104,10 @@ class Trainer(Loop):
                 self.log.say(line)
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
-            try:
-                with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
-                    while self.state.phase < request.num_phases and not self.learns_otherwise:
-                        self.train_phase()
-                    self.saver.finish()
-            finally:
-                if waited := self.saver.stalled:
-                    took = time.monotonic() - begin
-                    share = f"{duration(waited)} of {duration(took)} for saving: {waited / took:.1%}"
-                    self.log.say(f"training waited {share}")
+            with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
+                while self.state.phase < request.num_phases and not self.learns_otherwise:
+                    self.train_phase()
+                self.saver.finish()
             if not self.is_done and not self.learns_otherwise:
                 self.log.say(f"stopped after phase {request.stop_after}; to go on, leave out --stop-after")
 
@@ -318,8 +309,11 @@ class Trainer(Loop):
         totals, speed = self.meter.flush(*self.estimate_work_left(phase))
         state.pieces_seen += int(totals["pieces"])
         norm = self.engine.gradient_norm
+        figures = self.objective.measure(totals)
         record = StepRecord(
-            **report_figures(self.objective, totals, width=5),
+            loss=self.objective.total(figures),
+            learns=figures,
+            said=self.objective.describe_figures(figures, width=5),
             speed=speed,
             step=state.step,
             phase=state.phase + 1,
@@ -330,14 +324,11 @@ class Trainer(Loop):
             pieces_seen=state.pieces_seen,
             total_steps=self.remaining.total_steps,
         )
-        if self.guard.leaps(record.loss):
+        if self.guard.is_leap(record.loss):
             first = phase.batch_number(max(0, state.phase_step - steps))
             reason = f"the loss leapt to {record.loss:.2f} in the steps to {record.step}"
             raise self.make_divergence(reason, first, phase.batch_number(state.phase_step))
         self.log.write(record)
-        if self.log.tensorboard:
-            for name, values in self.engine.optimizer.histograms().items():
-                self.log.histograms(name, record.step, values)
 
     def evaluate(self, phase: TrainingPhase, ends: bool = False) -> None:
         """Scores the model on held-out examples, unless done at this step, and on minimal pairs if the phase `ends`."""

@@ -33,8 +33,8 @@ from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import load_recipe
 from pretraining.processes.context import Context
 from pretraining.reporting.metrics_file import METRICS
+from pretraining.training.finishing import finish_run
 from pretraining.training.request import Request
-from pretraining.training.run import finish_run
 from pretraining.training.skips import Skip, write_skips
 
 pytest_plugins = ["support.run_fixtures"]
@@ -82,7 +82,7 @@ def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, monkeypatch: 
     request = cast(Request, SimpleNamespace(out=run, shape=make_shape("tiny", 100), recipe=recipe))
     finish_run(request, context, trained_now=False)
     assert not (run / "loss.png").exists(), "8 steps were a trial"
-    monkeypatch.setattr("pretraining.training.run.TRIAL", 8)
+    monkeypatch.setattr("pretraining.training.finishing.TRIAL", 8)
     finish_run(request, context, trained_now=False)
     assert (run / "loss.png").read_bytes() == drawn
     (run / METRICS).write_text("")

@@ -21,7 +21,7 @@ RECIPES = sorted((ROOT / "pretraining" / "recipes").glob("*.toml"))
 @pytest.mark.parametrize("ranks", [1, 8, 64])
 @pytest.mark.usefixtures("leaves_group")
 def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--ranks", str(ranks), "--pieces-per-second", "1e6"]
+    options = ["--ranks", str(ranks), "--logging.peak_flops", "1e12"]
     code = entry.main(["--recipe", str(path), "--check", *options, *completing(path)])
     printed = capsys.readouterr()
     if code == 2:  # small batches do not divide among so many, and a model that several share needs so many
@@ -35,15 +35,15 @@ def test_the_plan_of_every_recipe(path: Path, ranks: int, capsys: pytest.Capture
 
 @pytest.mark.usefixtures("leaves_group")
 def test_an_open_micro_batch_is_an_estimate_and_said_to_be() -> None:
-    """For GPUs elsewhere, as on a login node, in bf16 where the recipe leaves it open; or for this machine."""
+    """For GPUs elsewhere, as on a login node, or for this machine."""
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks", "8"]
-    for memory, micro_batch in (("16", 64), ("80", 512)):
-        printed = run_main(entry.main, *command, "--gpu-memory", memory)
+    for gpu, memory, micro_batch in (("a100-40", "40", 256), ("a100-80", "80", 512)):
+        printed = run_main(entry.main, *command, "--gpu", gpu)
         assert f"65,536 = ~{micro_batch} x ~{8192 // micro_batch} x 8" in printed
         assert f'a micro-batch with ~ is "auto", an estimate for a GPU of {memory} GB' in printed
         assert "bf16 on 8 ranks" in printed
     if not torch.cuda.is_available():
-        assert "an estimate for a CPU and " in run_main(entry.main, *command, "--pieces-per-second", "1e6")
+        assert "an estimate for a CPU and " in run_main(entry.main, *command)
 
 
 @pytest.mark.usefixtures("leaves_group")
@@ -68,10 +68,10 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere() -> None:
         run_main(entry.main, *command, "--gpu", "v100-32", "--gpus-per-node", "16", "--network", "edr100x8").split()
     )
     for words, said in (
-        (["--gpu", "h100"], "--gpu h100: unknown, did you mean h100-80?"),
+        (["--gpu", "h100"], "--gpu h100: unknown; there is v100-16, "),
         (["--ranks", "-3"], "--ranks -3: at least 1"),
         (["--ranks", "0"], "--ranks 0: at least 1"),
-        (["--gpu-memory", "-1", "--gpus-per-node", "0"], "--gpus-per-node 0: at least 1\n--gpu-memory -1: "),
+        (["--ranks", "0", "--gpus-per-node", "0"], "--ranks 0: at least 1\n--gpus-per-node 0: at least 1"),
         (["--gpu", "h100-80", "--gpus-per-node", "7"], "--gpus-per-node 7: 64 ranks do not divide into nodes of 7"),
     ):
         assert said in run_main(entry.main, *command, *words, code=2)
@@ -79,8 +79,8 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere() -> None:
 
 @pytest.mark.usefixtures("leaves_group")
 def test_what_is_for_plans_alone_is_refused_without_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main(["--recipe", "demo", "--ranks", "64", "--gpu-memory", "80"]) == 2
-    assert "--ranks: only with --check; leave it out\n--gpu-memory: only with --check" in capsys.readouterr().err
+    assert entry.main(["--recipe", "demo", "--ranks", "64", "--gpu", "h200"]) == 2
+    assert "--ranks: only with --check; leave it out\n--gpu: only with --check" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured")
@@ -88,7 +88,7 @@ def test_what_is_for_plans_alone_is_refused_without_one(capsys: pytest.CaptureFi
 def test_a_login_node_says_nothing_of_other_machines() -> None:
     command = ["--recipe", str(RECIPES[0].with_name("bert_large_lamb.toml")), "--check", "--ranks"]
     printed = " ".join(run_main(entry.main, *command, "64").split())
-    assert "hours: it will run elsewhere, and this machine says nothing of that; name the GPUs, as in --gpu" in printed
+    assert "hours: it will run elsewhere, of which this machine says nothing; name the GPUs, as in --gpu" in printed
     assert "TFLOP/s" not in printed
     assert " h " not in printed
     assert "hours from a matrix throughput of" in run_main(entry.main, *command, "1")

@@ -80,21 +80,13 @@ def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str
     assert "changed since then: ranks 2 -> 3" in outputs[2]
     assert "changed since then: phases.0.micro_batch 12 -> 2" in outputs[2]
     assert_same_end(place.folder / "moved", place.folder / "straight")
-    assert_tensorboard_has_each_step_once(place.folder / "moved", ratios=optimizer == LAMB)
+    assert_tensorboard_has_each_step_once(place.folder / "moved")
 
 
-def assert_tensorboard_has_each_step_once(run: Path, ratios: bool) -> None:
-    """And of LAMB the trust ratios of all parts of the model."""
-    seen = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0, "histograms": 0})
+def assert_tensorboard_has_each_step_once(run: Path) -> None:
+    seen = EventAccumulator(str(run / "tensorboard"), size_guidance={"scalars": 0})
     seen.Reload()
     assert [event.step for event in seen.Scalars("train/loss")] == list(range(1, 9))
-    histograms = {tag: seen.Histograms(tag) for tag in seen.Tags()["histograms"]}
-    parts = {"layers.0", "layers.1", "embeddings", "masked_head", "next_head", "pooler"} if ratios else set()
-    assert histograms.keys() == {f"trust_ratio/{part}" for part in parts}
-    for events in histograms.values():
-        assert [event.step for event in events] == list(range(1, 9))
-    if ratios:
-        assert histograms["trust_ratio/layers.0"][0].histogram_value.num == 16, "as many as the paper's layer has"
 
 
 @pytest.mark.slow

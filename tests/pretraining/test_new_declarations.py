@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import Any
+from textwrap import dedent
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from support.copies import copy_packages, run_entry
+from support.pretraining_reference import random_rows
 from support.training import Place, records
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from pretraining.architectures.declaration import make_shape
 from pretraining.checkpoint.reading import list_parameter_sizes, read_weights
 from pretraining.checkpoint.record import list_finished, read_record
+from pretraining.model.batch import pack
+from pretraining.objectives import declaration, ltr
 
 OBJECTIVE = '''
 """Every next piece from those before it, and from the last one how long the text is."""
@@ -117,6 +123,25 @@ OPTIMIZER = Toy()
 '''
 PLAN = ("--recipe", "bert_base_adam", "--check", "--ranks", "1", "--gpu", "a100-80")
 TRAIN, WORDS = "pretraining/train.py", ("--objective.name", "left_to_right")
+
+
+def test_the_example_of_an_objective_is_all_that_has_to_be_written() -> None:
+    """It learns what `ltr` learns."""
+    assert declaration.__doc__ is not None
+    found = re.search(r"\n\n(    class Sums.*?)\n\n`make", declaration.__doc__, re.DOTALL)
+    assert found is not None
+    names: dict[str, Any] = {**vars(declaration), "NamedTuple": NamedTuple, "Tensor": Tensor, "np": np, "pack": pack}
+    exec(dedent(found[1]), names)
+    example, rows, shape = names["OBJECTIVE"], random_rows([5, 9], 50), make_shape("tiny", 50)
+    model = (
+        declaration.build_model(shape.change_learning(objective="ltr", pairs=False, sees="before")).initialize(0).eval()
+    )
+    kinds = (example, ltr.OBJECTIVE)
+    batches = [kind.batch(rows) for kind in kinds]
+    ours, theirs = (
+        kind.losses(model, model.states_for_heads(batch), batch) for kind, batch in zip(kinds, batches, strict=True)
+    )
+    assert torch.equal(ours.nats, theirs.nats)
 
 
 @pytest.fixture(scope="module")

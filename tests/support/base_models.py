@@ -32,7 +32,7 @@ def write_bert(
         vocabulary = source
     shape = Shape(layers, hidden, 2, 48, len(read_vocabulary(vocabulary)), positions)
     learned_by = objectives()[objective]
-    learns = Learning(objective, learned_by.pairs != "unused", learned_by.sees, tuple(settings.items()))
+    learns = Learning(objective, learned_by.uses_pairs, learned_by.sees, tuple(settings.items()))
     shape = replace(shape, learns=learns)
     write_folder(folder, shape, our_weights(shape=shape), vocabulary, "a model of tests\n")
     leave_out_checksums(folder)

@@ -1,5 +1,5 @@
-"""Optimizers on flat fp32 tensors, which hold many parameters and parts of parameters: the base class of all, and the
-one that moves parameters one by one, by the update that an optimizer declares."""
+"""Optimizers on flat fp32 tensors, which hold many parameters and parts of parameters: builds the one that a recipe
+names; the base class of all, and the one that moves parameters one by one, by the update that an optimizer declares."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
+from data_prep.common.sections import declared_in
 from pretraining.mesh.mesh import Shares
 from pretraining.model.shape import Role
-from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
+from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, find_optimizer
 from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
@@ -124,10 +125,6 @@ class FlatOptimizer(torch.optim.Optimizer):
             torch._foreach_sub_(steps, [found_inf] * len(steps))
         return steps
 
-    def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """Returns distributions of the last step: by name, then by part of the model."""
-        return {}
-
     def get_state(self, parameter: Tensor) -> dict[str, Tensor]:
         """Returns the state of a tensor, with the number of steps that have moved it; zeros at first."""
         state: dict[str, Tensor] = self.state[parameter]
@@ -219,3 +216,27 @@ def gather_parameter(flat: FlatTensor, parts: Sequence[Slice], source: Tensor, s
     for part in parts:
         whole.view(-1)[part.start : part.start + part.length] = flat.view_part(part, source)
     return add_over_group(whole, flat.group)  # exact: all ranks but one add zeros
+
+
+def find_steps(name: str) -> type[FlatOptimizer]:
+    """Finds the class that makes an optimizer's steps: the `STEPS` of the file of its name in this folder.
+
+    An optimizer without such a file moves one parameter after another by its `update`.
+    """
+    found: type[FlatOptimizer] = declared_in(__file__, __package__, "STEPS").get(name, ByParameter)
+    return found
+
+
+def build_optimizer(
+    model: nn.Module, roles: Mapping[str, Role], settings: OptimizerSettings, late: Mapping[str, float] = {}
+) -> FlatOptimizer:
+    """Makes the optimizer that the settings name, for the weights that decay and those that do not. Those that began
+    `late`, after so many steps, are groups of their own, since a flat tensor has one count of steps."""
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {(True, 0.0): [], (False, 0.0): []}
+    for name, weight in model.named_parameters():
+        groups.setdefault((roles[name].decays, late.get(name, 0.0)), []).append(weight)
+    found = [
+        {"params": weights, "decays": decays, **({} if decays else {"weight_decay": 0.0})}
+        for (decays, _), weights in groups.items()
+    ]
+    return find_steps(settings.name)(find_optimizer(settings), found, settings)

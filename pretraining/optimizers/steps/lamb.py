@@ -65,10 +65,6 @@ class Lamb(FlatOptimizer):
     def read_layout(self) -> None:
         self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
 
-    def histograms(self) -> dict[str, dict[str, list[float]]]:
-        """Returns the trust ratios by layer."""
-        return {"trust_ratio": group_by_layer(self.trust_ratios())}
-
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
         looks = self._amp_c is not None or kernels.usable(tensors[0])
         if looks and (found_inf := self.found_inf()) is not None and bool(found_inf):
@@ -230,15 +226,6 @@ def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares 
             slots.append(name if count == 1 else f"{name}[{number}]")
     table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
     return SlotTable(tuple(slots), tuple(places), table, flat.group, tuple(divided))
-
-
-def group_by_layer(values: dict[str, float]) -> dict[str, list[float]]:
-    """Groups values of parameters by layer."""
-    layers: dict[str, list[float]] = {}
-    for name, value in values.items():
-        parts = name.split(".")
-        layers.setdefault(".".join(parts[: 2 if parts[0] == "layers" else 1]), []).append(value)
-    return layers
 
 
 def _square_norms(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:

@@ -34,9 +34,8 @@ def list_learnings(name: str) -> list[Learning]:
         shape = make_shape(name)
         exported = objective.exported_heads(shape.change_learning(pairs=False))
         if objective.sees in kind.sees and {*exported} <= kind.heads(shape).keys():
-            trains_pairs = objective.pairs != "unused" and kind.learns_pairs(shape)
-            pairs = {"needed": [True], "used": [True, False], "unused": [False]}[objective.pairs]
-            found += [Learning(called, has, objective.sees) for has in pairs if trains_pairs or not has]
+            trains_pairs = objective.uses_pairs and kind.learns_pairs(shape)
+            found += [Learning(called, has, objective.sees) for has in (True, False) if trains_pairs or not has]
     return found
 
 

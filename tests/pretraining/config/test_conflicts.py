@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import re
 import sys
@@ -112,7 +111,7 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
     ("words", "device", "expected"),
     [
         ("--parallel.device cuda", "cpu", '--parallel.device = "cuda": no GPU … or look at nvidia-smi'),
-        (APEX, "cuda", f'--optimizer.kernels = "apex": apex is not installed; {BUILD}, or take "auto"'),
+        (APEX, "cuda", f'--optimizer.kernels = "apex": apex is not installed … {BUILD}, or take "auto"'),
         (APEX, "cpu", '--optimizer.kernels = "apex": needs a GPU (parallel.device = "auto"); take "auto"'),
         (f"{APEX} --parallel.offload optimizer", "cuda", "--optimizer.kernels = … and parallel.offload = …; take …"),
     ],
@@ -186,9 +185,7 @@ def test_apex_is_nvidias_with_its_kernels(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "amp_C", SimpleNamespace())
     assert find_apex_fault() is None
     monkeypatch.setitem(sys.modules, "amp_C", None)
-    assert find_apex_fault() == f"apex is not installed; {BUILD}"
-    monkeypatch.setattr(importlib.metadata, "version", {"apex": "0.9.10.dev0"}.__getitem__)
-    assert "(0.9.10.dev0) has no amp_C: it is another project of that name" in str(find_apex_fault())
+    assert str(find_apex_fault()).endswith(BUILD)
 
 
 ANEW = ["--objective.masks", "dynamic"]
@@ -254,22 +251,9 @@ def test_masks_need_a_piece_of_their_own(special: list[str], plain: Path, place:
             load_recipe_and_data(plain, [*SHORT, *words], tmp_path)
 
 
-def test_an_objective_that_needs_pairs_is_refused_by_data_without(place: Place) -> None:
-    class Needy(type(configure_objective(Objective()))):  # type: ignore[misc]
-        pairs = "needed"
-
-    manifest = Manifest.read(place.data)
-    unpaired = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
-    assert not list(Needy().data_faults(manifest))
-    [fault] = Needy().data_faults(unpaired)
-    assert fault == (
-        'objective.name = "mlm": needs pairs, which the data has not; make the data with shard.py --pairs nsp'
-    )
-
-
 def test_a_plan_tells_of_the_objective(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*ANEW, "--objective.rate", "0.3", "--objective.next_sentences", "false"]
-    train.main(["--recipe", str(plain), "--check", "--pieces-per-second", "1e6", *words])
+    train.main(["--recipe", str(plain), "--check", "--logging.peak_flops", "1e12", *words])
     said = " ".join(capsys.readouterr().out.split())
     assert "- next sentences are left out: the model learns from masked pieces alone" in said
     assert "- masks are drawn anew in every epoch, a share of 0.3 of the pieces" in said

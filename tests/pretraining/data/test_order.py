@@ -127,7 +127,6 @@ def test_epochs_are_counted() -> None:
     assert [order.num_examples(epoch) for epoch in range(4)] == [20, 13, 30, 20]
     assert [order.epoch_start(epoch) for epoch in range(5)] == [0, 20, 33, 63, 83]
     assert [order.find_epoch(index) for index in (0, 19, 20, 32, 33, 62, 63, 82, 83)] == [0, 0, 1, 1, 2, 2, 3, 3, 4]
-    assert [order.epochs(examples) for examples in (0, 10, 20, 48, 63)] == [0, 0.5, 1, 2.5, 3]
 
 
 def test_far_away_and_large_is_as_near() -> None:

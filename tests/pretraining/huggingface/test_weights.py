@@ -39,7 +39,7 @@ from pretraining.huggingface.weights import LISTED, import_weights
 from pretraining.model.shape import Sees, Shape
 from pretraining.objectives.declaration import build_model, objectives
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.training.run import describe_loading
+from pretraining.training.finishing import describe_loading
 
 
 @pytest.fixture
@@ -258,7 +258,7 @@ def test_the_test_sequences_fit_any_model(positions: int, segments: int) -> None
 
 
 SHAPES: dict[Sees, Shape] = {
-    objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.pairs != "unused")
+    objective.sees: SHAPE.change_learning(objective=name, sees=objective.sees, pairs=objective.uses_pairs)
     for name, objective in objectives().items()
     if name in ("mlm", "ltr", "rtl")
 }

@@ -26,7 +26,7 @@ from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.planning.machines import make_target
-from pretraining.training.run import build_share
+from pretraining.training.resuming import build_share
 
 RANK, RANKS, TENSOR = 13, 512, 8
 

@@ -24,11 +24,11 @@ from pretraining.model.rows import Draw, Rows
 from pretraining.model.shape import Learning, Shape
 from pretraining.objectives.declaration import (
     build_model,
+    choose_way,
     configure_objective,
     count_step_flops,
     find_objective,
 )
-from pretraining.objectives.direction_choice import choose_way
 from pretraining.objectives.hybrid import Hybrid
 
 LENGTHS = (5, 70, 96, 17, 64, 3, 33, 40)

@@ -19,8 +19,8 @@ from pretraining.data.batches import full_sequences
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
+from pretraining.objectives.costs import Pass
 from pretraining.objectives.declaration import (
-    Pass,
     build_model,
     count_computed_flops,
     count_step_flops,

@@ -16,8 +16,7 @@ from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, TABLE, Role
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.lamb import LambSettings
 from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, orthogonalize
-from pretraining.optimizers.steps.building import build_optimizer
-from pretraining.optimizers.steps.flat import FlatTensor, Slice
+from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
 
 MUON = {"name": "muon", "bias_correction": False}
 

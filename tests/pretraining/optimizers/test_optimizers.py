@@ -20,8 +20,7 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.objectives.declaration import build_model
 from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
-from pretraining.optimizers.steps.building import build_optimizer, find_steps
-from pretraining.optimizers.steps.flat import FlatOptimizer
+from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer, find_steps
 
 RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
 

@@ -18,7 +18,6 @@ from data_prep.common.capacity import read_memory_limits
 from pretraining.objectives.declaration import COUNTS
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.objectives.mlm import Losses
-from pretraining.objectives.reports import report_figures
 from pretraining.reporting import hardware
 from pretraining.reporting import meter as metrics
 from pretraining.reporting.hardware import measure_flops, read_peak_memory, read_total_memory
@@ -52,8 +51,11 @@ def test_losses_are_means_over_all_predictions_of_the_interval() -> None:
     meter.step(1e-4, waited=1.0)
     clock.now += 10.0
     totals, speed = meter.flush(flops_left=6000.0)
+    figures = MLM.measure(totals)
     record = StepRecord(
-        **report_figures(MLM, totals),
+        loss=MLM.total(figures),
+        learns=figures,
+        said=MLM.describe_figures(figures),
         speed=speed,
         step=7,
         phase=2,

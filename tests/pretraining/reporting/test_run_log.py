@@ -22,7 +22,7 @@ from tensorboard.backend.event_processing import event_accumulator as events
 
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
-from pretraining.objectives.reports import list_loss_curves
+from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.figures import draw_chart, draw_losses
 from pretraining.reporting.metrics_file import METRICS, Logged, read_newest_records, read_step_records
 from pretraining.reporting.run_log import TENSORBOARD, cut_metrics

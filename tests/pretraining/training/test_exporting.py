@@ -40,7 +40,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, num_parameters
 from pretraining.training import exporting
 from pretraining.training.exporting import Export, Exportable, describe_training, export
-from pretraining.training.run import describe_loading
+from pretraining.training.finishing import describe_loading
 
 
 @pytest.fixture(scope="module")

@@ -90,11 +90,11 @@ def test_a_leap_over_few_losses_is_known_where_the_state_is_saved() -> None:
 
 def test_a_loss_leaps_above_the_median_of_many() -> None:
     guard = Guard(0, 1, spike=2.0, scaled=False)
-    assert not any(guard.leaps(loss) for loss in [9.0, 3.0] + [6.0] * 8)
-    assert guard.leaps(8.01)
-    assert not guard.leaps(7.99)
+    assert not any(guard.is_leap(loss) for loss in [9.0, 3.0] + [6.0] * 8)
+    assert guard.is_leap(8.01)
+    assert not guard.is_leap(7.99)
     never = Guard(0, 1, spike=0.0, scaled=False)
-    assert not any(never.leaps(loss) for loss in [6.0] * 20 + [1e9])
+    assert not any(never.is_leap(loss) for loss in [6.0] * 20 + [1e9])
 
 
 def test_a_list_of_batches_to_leave_out_that_is_damaged_is_named(tmp_path: Path) -> None:
