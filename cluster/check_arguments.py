@@ -54,12 +54,14 @@ def check_preparation(lengths: list[int], job: ChainJob) -> None:
     """Checks the words of shard.py, also against the contents of its folder; adds its lengths to `lengths`."""
     from data_prep.command_line import parse_settings
     from data_prep.common.workers import Workers
-    from data_prep.pipeline import Pipeline
+    from data_prep.pipeline.inputs import find_inputs
+    from data_prep.pipeline.pipeline import Pipeline
 
     text, shards = (job.variables[name] for name in ("CLOZE_TEXT", "CLOZE_SHARDS"))
     settings = parse_settings(["--docs", text, "--out", shards, *job.words])
     try:
-        Pipeline(Path(shards), settings, Workers(), Console(quiet=True)).check_beginning()
+        quiet = Console(quiet=True)
+        Pipeline(find_inputs(Path(shards), settings, quiet), Workers(), quiet).check_beginning()
     except UserError as error:
         raise UserError(str(error).replace("--out", "--shards").replace("--docs", "--text")) from None
     lengths.extend(settings.lengths)

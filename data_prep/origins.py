@@ -18,7 +18,7 @@ from data_prep.common.errors import DamageError, UserError, quote
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
 from data_prep.seals import require_seal
-from data_prep.settings import BY_SOURCE, READING, TEXT_SETTINGS, Errors, spell_flag
+from data_prep.settings import TEXT_SETTINGS, Errors
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -145,15 +145,6 @@ class Origins:
                 found |= {source: value} if value is not None else {}
         return found
 
-    def find_differences(self) -> Iterator[str]:
-        """Describes the settings in which a folder differs from the first, whose settings the manifest records."""
-        first = self.read_settings()
-        ours = {name: first[name] for name in READING if name in first and name not in BY_SOURCE}
-        for origin in self.folders[1:]:
-            theirs = origin.manifest.settings.as_json()
-            if names := [spell_flag(name) for name, value in ours.items() if theirs.get(name) != value]:
-                yield f"{origin.folder} was made with other {', '.join(names)} than {self.folders[0].folder}"
-
     def make_tasks(self, out: Path, errors: Errors) -> Iterator[TakeTask]:
         """Makes a task of every file of documents; `out` is the folder that shards of them are made in."""
         for origin in self.folders:
@@ -165,11 +156,6 @@ class Origins:
                     fault = str(error)
                 yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors, fault)
 
-    def find_files_to_take_again(self, out: Path, errors: Errors, lost: set[str]) -> list[str]:
-        """Lists the files that earlier tasks left out as damaged, if they are whole now or must not be left out."""
-        tasks = (task for task in self.make_tasks(out, errors) if task.name in lost)
-        return [task.file.path for task in tasks if errors != "skip" or not (task.fault or _damage_of(task))]
-
 
 def find_origins(given: Iterable[str]) -> Origins:
     """Finds the folders that --from names, or those of whose documents they were made."""
@@ -180,7 +166,7 @@ def find_origins(given: Iterable[str]) -> Origins:
     return Origins(tuple(found))
 
 
-def look_for_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Iterator[str]:
+def find_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Iterator[str]:
     """Names files that several groups of them have; raises UserError where all files of a group are in others."""
     seen: dict[tuple[int, str], str] = {}
     for name, files in groups:

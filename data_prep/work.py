@@ -37,8 +37,6 @@ from data_prep.common.files import FileRecord, read_json, replacing, writable, w
 from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
-IN_PLANS = {"lengths", "duplicates", "cased", "errors", "format", "text_field"}
-"""Settings that every plan has."""
 
 
 class Record(JsonObject):
@@ -253,10 +251,7 @@ class WorkFolder:
         plan = read_json(path)
         if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
             raise UserError(f"{path}: damaged, or of another version: remove the folder, or take another --out")
-        found = Ingredients.from_content(plan, path)
-        if missing := IN_PLANS - found.settings.model_fields_set:
-            raise DamageError(f"{path}: settings lacks {', '.join(sorted(missing))}: it was edited or is damaged")
-        return found
+        return Ingredients.from_content(plan, path)
 
     def write_plan(self, plan: Ingredients) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""

@@ -37,7 +37,7 @@ from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
 from data_prep.vocabulary.tokens import list_token_files
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import TokensRecord, WorkFolder, sum_by_source
+from data_prep.work import TokensRecord, sum_by_source
 
 LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
 LEAVE_OUT_NEAR = Step("distinct", sifting.leave_out_near_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
@@ -203,12 +203,6 @@ class Choosing:
     def _save(self, name: str, numbers: Array) -> None:
         with replacing(self.folder / name) as file:
             np.save(file, numbers)
-
-
-def is_weighed_by_older(work: WorkFolder) -> bool:
-    """Returns whether an older version repeated documents here: it drew each by itself, so no count was exact."""
-    records = (record for _, _, record in work.journal(WEIGH.name, WEIGH.kind).read())
-    return any("held_out_pieces" not in record.model_fields_set for record in records)
 
 
 def require_text(tokens: Tokens) -> None:
