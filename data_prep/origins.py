@@ -181,13 +181,13 @@ def find_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Iterator[
 
 def find_origins_of_folder(folder: Path, named: str) -> Iterator[Origin]:
     """Goes through the folders whose documents a folder has: others, then itself."""
-    own = _read(folder, named)
+    own = _read_origin(folder, named)
     for record in own.manifest.origins:
         place = Path(os.path.normpath(folder.resolve() / record.folder))
         gone = f"its documents were in {place}, which is gone; name the folder that has them: --from FOLDER"
         if not place.is_dir():
             raise UserError(f"{named}: {gone}")
-        other = _read(place, named)
+        other = _read_origin(place, named)
         if other.key != record.key:
             raise UserError(f"{named}: {gone.replace('is gone', 'was made anew since')}")
         yield other
@@ -197,16 +197,11 @@ def find_origins_of_folder(folder: Path, named: str) -> Iterator[Origin]:
         raise UserError(f"{named}: has no documents: it was made with --no-documents, or by an earlier version")
 
 
-def _read(folder: Path, named: str) -> Origin:
+def _read_origin(folder: Path, named: str) -> Origin:
     """Reads and checks the manifest of a folder."""
     if not folder.is_dir():
         raise UserError(f"{named}: {absence(folder, 'folder')}")
-    try:
-        manifest = Manifest.read(folder)
-    except DamageError:
-        raise
-    except UserError as error:
-        raise UserError(f"{named}: {str(error).removeprefix(f'{folder}: ')}") from error
+    manifest = Manifest.read(folder)
     require_seal(folder / MANIFEST)
     if manifest.kept and manifest.kept_format != KEPT_FORMAT:
         raise UserError(
@@ -248,7 +243,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     counts = {name: getattr(file, name) for name in COUNTS}
     place = f"{task.way}/{file.path}"
     record = TokensRecord(files=[], elsewhere=place, source=file.source, documents=file.rows, **counts)
-    if not (fault := task.fault or _damage_of(task)):
+    if not (fault := task.fault or _describe_damage(task)):
         return record
     if task.errors != "skip":
         raise UserError(f"{fault}\nmake the folder anew, or leave these documents out with --errors skip")
@@ -256,7 +251,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     return record.model_copy(update={"documents": 0, **dict.fromkeys(counts, 0), "lost": lost})
 
 
-def _damage_of(task: TakeTask) -> str:
+def _describe_damage(task: TakeTask) -> str:
     """Describes the damage of a file, or returns ""; raises UserError if only this host does not find it."""
     try:
         path = task.file.find(task.folder)

@@ -137,8 +137,6 @@ class TokensRecord(Record):
     """Documents before passages for validation were cut out of them, where they are."""
     held_out: tuple[int, ...] = ()
     """The rows that are held out, where that is known of the file alone."""
-    held_out_pieces: int = 0
-    """The pieces of these, where documents of the source are repeated."""
 
     @property
     def path(self) -> str:

@@ -187,18 +187,7 @@ class Choosing:
         numbers = _numbers_of_rows(weighed)
         if sum(record.documents for record in weighed) == len(numbers):
             raise UserError(NOTHING_LEFT)
-        self._say_weights(tokens, weighed)
         return weighed, numbers
-
-    def _say_weights(self, tokens: Tokens, weighed: Tokens) -> None:
-        """Prints by which factor weights changed the pieces of each source, since documents differ in length."""
-        all_before, all_after = sum_by_source(tokens, "pieces"), sum_by_source(weighed, "pieces")
-        held_out = sum_by_source(weighed, "held_out_pieces")
-        for source, weight in ((name, weight) for name, weight in self.settings.weights.items() if weight != 1):
-            before, after = (pieces[source] - held_out[source] for pieces in (all_before, all_after))
-            real = f"{after / max(before, 1):.4g} times its {before:,} pieces for training"
-            line = f"weight of {source}: {real} (asked for, by documents: {weight:g})"
-            self.runner.console.print(line, markup=False, soft_wrap=True)
 
     def _save(self, name: str, numbers: Array) -> None:
         with replacing(self.folder / name) as file:

@@ -194,7 +194,7 @@ class Steps:
         def shard_tasks() -> Iterator[ShardTask]:
             for number, (one, total, count) in enumerate(zip(sets, totals, shards, strict=True)):
                 for index in range(count):
-                    yield ShardTask(self.folder, one, index, count, number, files, total.pieces // count)
+                    yield ShardTask(self.folder, index, total.pieces // count, one, count, number, files)
 
         written = iter(self._write_shards(f"{WRITE_SHARDS.name}-{length}", files, shard_tasks))
         self.runner.work.forget(files.step)
@@ -228,7 +228,7 @@ class Steps:
     def _merge(self, files: SortedFiles, total_bytes: int, num_sets: int) -> SortedFiles:
         """Merges files of examples in as many rounds as it takes, and deletes each as soon as it is merged."""
         for source, fan_in, target in merging.merging_rounds(files, total_bytes, num_sets):
-            tasks = partial(merging.merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
+            tasks = partial(merging.make_merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
             self.runner.run(replace(MERGE, name=target.step), tasks)
             self.runner.work.forget(source.step)
             files = target
@@ -245,8 +245,8 @@ def add_counts(records: Iterable[list[Counts]]) -> list[Counts]:
     totals: list[dict[str, Array]] = []
     for counts in records:
         here = [{name: np.array(count) for name, count in one} for one in counts]
-        sums = ({name: total[name] + one[name] for name in one} for total, one in zip(totals, here, strict=True))
-        totals = [*sums] if totals else here
+        pairs = zip(totals, here, strict=True) if totals else ()
+        totals = [{name: total[name] + one[name] for name in one} for total, one in pairs] or here
     return [Counts(**{name: count.tolist() for name, count in total.items()}) for total in totals]
 
 

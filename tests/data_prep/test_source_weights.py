@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import Counter
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -88,7 +87,7 @@ def test_a_weight_of_one_changes_nothing(docs: list[str], once: Path, tmp_path: 
 
 @pytest.mark.parametrize(("weight", "left"), [("0.5", 10), ("3.7", 74), ("0.12", 2), ("0.125", 3)])
 def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(tmp_path: Path, weight: str, left: int) -> None:
-    """A half is rounded up; what is there by pieces is said, since documents differ in length."""
+    """A half is rounded up."""
     words = " ".join(f"word{number}" for number in range(20)).split()
     texts = [" ".join(words[: 2 + number]) + "." for number in range(20)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
@@ -97,12 +96,8 @@ def test_just_the_share_that_is_asked_for_is_there_whatever_the_seed(tmp_path: P
     for seed in ("1", "2", "3"):
         out = tmp_path / seed
         words = ["--weight", f"a={weight}", "--duplicates", "1", "--workers", "1", "--seed", seed, "--out", str(out)]
-        said = run_main(shard.main, *common, *words)
-        printed = re.search(r"weight of a: ([\d.]+) times its ([\d,]+) pieces for training", said)
-        assert printed is not None
+        run_main(shard.main, *common, *words)
         found.append(Counter(rows(out)))
-        trained = next(one for one in Manifest.read(out).figures).text
-        assert float(printed[1]) * int(printed[2].replace(",", "")) == pytest.approx(trained, rel=1e-3)
     assert [one.total() for one in found] == [left] * 3
     assert all(times - int(float(weight)) in (0, 1) for one in found for times in one.values())
     assert len({tuple(sorted(one.items())) for one in found}) > 1
