@@ -149,7 +149,7 @@ def _merge_sets(task: MergeTask, sets: Sequence[int], schema: pa.Schema) -> Iter
                 yield gather(slices, schema)
 
 
-def delete_merge_sets(task: MergeTask) -> None:
+def delete_merged(task: MergeTask) -> None:
     """Deletes the files that a task has merged."""
     for number in task.numbers:
         for path in task.source.paths(number, task.num_sets):

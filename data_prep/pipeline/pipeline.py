@@ -204,8 +204,11 @@ class Pipeline:
         other documents, it warns instead.
         """
         found: Counter[tuple[str, str]] = Counter()
+        faults: dict[tuple[str, str], list[str]] = {}
         for bundle, record in zip(bundles, records, strict=True):
-            found[bundle.source, bundle.format] += record.documents + record.num_filtered
+            kind = bundle.source, bundle.format
+            found[kind] += record.documents + record.num_filtered
+            faults[kind] = [*faults.get(kind, []), *record.skipped][:3]
         for source, format in [kind for kind, count in found.items() if not count]:
             name, fault = quote(source), f"no document in {source}, read as {format}"
             has_fields = list_readers()[format].has_fields
@@ -214,12 +217,10 @@ class Pipeline:
             if self.settings.errors == "skip" and any(found[kind] for kind in found if kind[0] == source):
                 print_warning(self.console, f"{fault}: all of that is left out; where it has text, {cure}")
                 continue
-            pairs = zip(bundles, records, strict=True)
-            own = (record for bundle, record in pairs if (bundle.source, bundle.format) == (source, format))
-            faults = [f"  left out: {fault}" for record in own for fault in record.skipped][:3]
             if not found.total():
                 self.work.remove()
-            raise UserError("\n".join([fault, *faults, f"{cure}; or leave them out"]))
+            skipped = [f"  left out: {one}" for one in faults[source, format]]
+            raise UserError("\n".join([fault, *skipped, f"{cure}; or leave them out"]))
 
     def _refuse_emptied(self, records: Iterable[DocumentsRecord]) -> None:
         """Raises UserError where filters leave no document at all; warns where they leave none of a source."""
