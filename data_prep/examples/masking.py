@@ -109,7 +109,13 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
     """
     num_words = find_words(pieces, boundary, masking, candidates, words)
     wanted = min(masking.predictions[pieces.size], words[num_words])
-    count = choose_words(state, candidates, words[: num_words + 1], wanted)
+    if masking.whole_word:
+        count = choose_words(state, candidates, words[: num_words + 1], wanted)
+    else:
+        count = wanted
+        for at in range(count):
+            other = at + draw_below(state, num_words - at)
+            candidates[at], candidates[other] = candidates[other], candidates[at]
     sort_positions(candidates, count, pieces.size, words)
     copy_items(positions, 0, candidates, 0, count)
     for index in range(count):
