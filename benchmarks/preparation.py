@@ -45,7 +45,8 @@ from benchmarks.tables import build_table, show, show_contest
 from benchmarks.texts import DEMO_PIECES, choose_vocabulary
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
-from data_prep.pipeline import LIBRARIES, Pipeline
+from data_prep.pipeline.inputs import find_inputs
+from data_prep.pipeline.pipeline import LIBRARIES, Pipeline
 from data_prep.readers.formats import demo
 from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Options, Problems
@@ -142,7 +143,8 @@ class PreparationRun:
 
 def run_pipeline(out: Path, settings: Settings, pool: Any) -> None:
     """Runs the steps of shard.py in this process, and prints nothing."""
-    Pipeline(out, settings, pool, Console(file=io.StringIO())).run()
+    console = Console(file=io.StringIO())
+    Pipeline(find_inputs(out, settings, console), pool, console).run()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from data_prep.common.errors import DamageError, UserError, quote
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
 from data_prep.seals import require_seal
-from data_prep.settings import Errors, Fact, list_by, spell_flag
+from data_prep.settings import Errors, Fact, list_by
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -145,16 +145,6 @@ class Origins:
                 found |= {source: value} if value is not None else {}
         return found
 
-    def find_differences(self) -> Iterator[str]:
-        """Describes the settings in which a folder differs from the first, whose settings the manifest records."""
-        first = self.read_settings()
-        names = [name for name in list_by(Fact.READS) if name in first and name not in list_by(Fact.BY_SOURCE)]
-        ours = {name: first[name] for name in names}
-        for origin in self.folders[1:]:
-            theirs = origin.manifest.settings.as_json()
-            if names := [spell_flag(name) for name, value in ours.items() if theirs.get(name) != value]:
-                yield f"{origin.folder} was made with other {', '.join(names)} than {self.folders[0].folder}"
-
     def make_tasks(self, out: Path, errors: Errors) -> Iterator[TakeTask]:
         """Makes a task of every file of documents; `out` is the folder that shards of them are made in."""
         for origin in self.folders:
@@ -166,11 +156,6 @@ class Origins:
                     fault = str(error)
                 yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors, fault)
 
-    def find_files_to_take_again(self, out: Path, errors: Errors, lost: set[str]) -> list[str]:
-        """Lists the files that earlier tasks left out as damaged, if they are whole now or must not be left out."""
-        tasks = (task for task in self.make_tasks(out, errors) if task.name in lost)
-        return [task.file.path for task in tasks if errors != "skip" or not (task.fault or _damage_of(task))]
-
 
 def find_origins(given: Iterable[str]) -> Origins:
     """Finds the folders that --from names, or those of whose documents they were made."""
@@ -181,7 +166,7 @@ def find_origins(given: Iterable[str]) -> Origins:
     return Origins(tuple(found))
 
 
-def look_for_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Iterator[str]:
+def find_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Iterator[str]:
     """Names files that several groups of them have; raises UserError where all files of a group are in others."""
     seen: dict[tuple[int, str], str] = {}
     for name, files in groups:
@@ -196,13 +181,13 @@ def look_for_repeated(groups: Iterable[tuple[str, list[SourceRecord]]]) -> Itera
 
 def find_origins_of_folder(folder: Path, named: str) -> Iterator[Origin]:
     """Goes through the folders whose documents a folder has: others, then itself."""
-    own = _read(folder, named)
+    own = _read_origin(folder, named)
     for record in own.manifest.origins:
         place = Path(os.path.normpath(folder.resolve() / record.folder))
         gone = f"its documents were in {place}, which is gone; name the folder that has them: --from FOLDER"
         if not place.is_dir():
             raise UserError(f"{named}: {gone}")
-        other = _read(place, named)
+        other = _read_origin(place, named)
         if other.key != record.key:
             raise UserError(f"{named}: {gone.replace('is gone', 'was made anew since')}")
         yield other
@@ -212,16 +197,11 @@ def find_origins_of_folder(folder: Path, named: str) -> Iterator[Origin]:
         raise UserError(f"{named}: has no documents: it was made with --no-documents, or by an earlier version")
 
 
-def _read(folder: Path, named: str) -> Origin:
+def _read_origin(folder: Path, named: str) -> Origin:
     """Reads and checks the manifest of a folder."""
     if not folder.is_dir():
         raise UserError(f"{named}: {absence(folder, 'folder')}")
-    try:
-        manifest = Manifest.read(folder)
-    except DamageError:
-        raise
-    except UserError as error:
-        raise UserError(f"{named}: {str(error).removeprefix(f'{folder}: ')}") from error
+    manifest = Manifest.read(folder)
     require_seal(folder / MANIFEST)
     if manifest.kept and manifest.kept_format != KEPT_FORMAT:
         raise UserError(
@@ -263,7 +243,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     counts = {name: getattr(file, name) for name in COUNTS}
     place = f"{task.way}/{file.path}"
     record = TokensRecord(files=[], elsewhere=place, source=file.source, documents=file.rows, **counts)
-    if not (fault := task.fault or _damage_of(task)):
+    if not (fault := task.fault or _describe_damage(task)):
         return record
     if task.errors != "skip":
         raise UserError(f"{fault}\nmake the folder anew, or leave these documents out with --errors skip")
@@ -271,7 +251,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     return record.model_copy(update={"documents": 0, **dict.fromkeys(counts, 0), "lost": lost})
 
 
-def _damage_of(task: TakeTask) -> str:
+def _describe_damage(task: TakeTask) -> str:
     """Describes the damage of a file, or returns ""; raises UserError if only this host does not find it."""
     try:
         path = task.file.find(task.folder)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -70,14 +71,14 @@ class Step(Generic[Task, Kind]):
 
 
 def leave_to_keeper(function: Callable[[Task], Kind], task: Task) -> Kind:
-    """Runs a task without forcing its files to the disk: `Keeper` does that. Under MPI the task does it itself."""
+    """Runs a task without forcing its files to the disk, which `RecordKeeper` does; under MPI the task does it."""
     if mpi_size() > 1:
         return function(task)
     with forced_later():
         return function(task)
 
 
-class Keeper(Generic[Task, Kind]):
+class RecordKeeper(Generic[Task, Kind]):
     """Writes the records of tasks in a thread, as many at once as have come meanwhile.
 
     Forcing a file to the disk takes milliseconds, in which workers can do the next task. A record is written once the
@@ -86,55 +87,41 @@ class Keeper(Generic[Task, Kind]):
 
     def __init__(self, work: WorkFolder, journal: Journal[Kind], after: Callable[[Task], None]) -> None:
         self._work, self._journal, self._after = work, journal, after
-        self._done = queue.SimpleQueue[tuple[Task, Kind] | None]()
-        self._fault: BaseException | None = None
-        self._thread = threading.Thread(target=self._keep_all, daemon=True)
+        self._done = queue.SimpleQueue[tuple[Task, Kind]]()
+        self._calls = deque[Future[None]]()
+        self._thread = ThreadPoolExecutor(1)
         self.places: dict[str, int] = {}
         """Where the record of every task begins."""
 
     @contextmanager
     def start(self) -> Iterator[None]:
         """Keeps records as they come; in the end waits until all are kept, also where the run was interrupted."""
-        self._thread.start()
-        try:
+        with self._thread:
             yield
-        finally:
-            self._done.put(None)
-            self._thread.join()
         self._raise_fault()
 
     def add(self, task: Task, record: Kind) -> None:
         """Has the record of a task kept; raises what went wrong with an earlier one."""
         self._raise_fault()
         self._done.put((task, record))
+        self._calls.append(self._thread.submit(self._keep_done))
 
     def _raise_fault(self) -> None:
-        if self._fault is not None:
-            raise self._fault
+        while self._calls and self._calls[0].done():
+            self._calls.popleft().result()
 
-    def _keep_all(self) -> None:
-        """Keeps what comes until there is no more, or something goes wrong."""
-        more = True
-        try:
-            while more:
-                waiting = [self._done.get()]
-                while not self._done.empty():
-                    waiting.append(self._done.get())
-                more = None not in waiting
-                self._keep([done for done in waiting if done is not None])
-        except BaseException as fault:
-            self._fault = fault
-
-    def _keep(self, done: list[tuple[Task, Kind]]) -> None:
-        """Keeps some records together."""
-        if not done:
-            return
-        if mpi_size() == 1:  # the file is opened anew: an error that the system forgot with its memory is not seen
+    def _keep_done(self) -> None:
+        """Keeps the records that have come, together; none where an earlier call has kept them."""
+        done = []
+        while not self._done.empty():
+            done.append(self._done.get())
+        if done and mpi_size() == 1:  # opened anew: an error that the system forgot with its memory is not seen
             for _, record in done:
                 for file in record.files:
                     force(self._work.out / file.path)
-        places = self._journal.add((task.name, record) for task, record in done)
-        self.places.update(zip((task.name for task, _ in done), places, strict=True))
+        if done:
+            places = self._journal.add((task.name, record) for task, record in done)
+            self.places.update(zip((task.name for task, _ in done), places, strict=True))
         for task, _ in done:
             self._after(task)
 
@@ -165,7 +152,7 @@ class Runner:
             total += task.weight
             done += task.weight if task.name in places else 0
         progress = StepProgress(self.console, step.name.replace("-", " "), step.unit, total, done)
-        keeper = Keeper[Task, Kind](self.work, journal, step.after)
+        keeper = RecordKeeper[Task, Kind](self.work, journal, step.after)
         with progress.show(), keeper.start():
             waiting = (task for task in tasks() if task.name not in places)
             for task, record in self.workers.run(partial(leave_to_keeper, step.function), waiting):

@@ -31,9 +31,11 @@ from data_prep.common.launchers import mpi_rank
 from data_prep.common.progress import duration
 from data_prep.common.ranks import attempt_together
 from data_prep.common.terminal import open_console, run_curable
-from data_prep.common.workers import Workers, open_workers
+from data_prep.common.workers import open_workers
 from data_prep.inspection.figures import find_warnings, make_figures_table
-from data_prep.pipeline import Pipeline
+from data_prep.pipeline.forecast import print_forecast
+from data_prep.pipeline.inputs import find_inputs
+from data_prep.pipeline.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
 from data_prep.settings import Settings
 from data_prep.shards import WORK
@@ -53,13 +55,13 @@ def prepare(arguments: list[str]) -> None:
     folder = settings.out or attempt_together(lambda: name_default_folder(settings))
     if settings.check:
         if mpi_rank() == 0:
-            Pipeline(folder, settings, Workers(), console).print_forecast()
+            print_forecast(find_inputs(folder, settings, console), console)
         return
     size = settings.workers or room_for_workers()
     with open_workers(size, preload=Pipeline.__module__, work=folder / WORK) as workers:
         if workers is not None:
             start = time.monotonic()
-            manifest = Pipeline(folder, settings, workers, console).run()
+            manifest = Pipeline(find_inputs(folder, settings, console), workers, console).run()
             console.print(make_figures_table(manifest))
             console.print(f"{folder} is ready, in {duration(time.monotonic() - start)}", markup=False)
             for warning in find_warnings(manifest):

@@ -34,7 +34,6 @@ from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, writable, write_json
-from data_prep.settings import Fact, Settings, list_by
 from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
@@ -138,8 +137,6 @@ class TokensRecord(Record):
     """Documents before passages for validation were cut out of them, where they are."""
     held_out: tuple[int, ...] = ()
     """The rows that are held out, where that is known of the file alone."""
-    held_out_pieces: int = 0
-    """The pieces of these, where documents of the source are repeated."""
 
     @property
     def path(self) -> str:
@@ -252,11 +249,7 @@ class WorkFolder:
         plan = read_json(path)
         if not isinstance(plan, dict) or plan.get("layout") != LAYOUT:
             raise UserError(f"{path}: damaged, or of another version: remove the folder, or take another --out")
-        found = Ingredients.from_content(plan, path)
-        always = Settings.model_fields.keys() - {*list_by(Fact.NOT_IN_PLANS, Fact.LATER)}
-        if missing := always - found.settings.model_fields_set:
-            raise DamageError(f"{path}: settings lacks {', '.join(sorted(missing))}: it was edited or is damaged")
-        return found
+        return Ingredients.from_content(plan, path)
 
     def write_plan(self, plan: Ingredients) -> None:
         """Keeps the settings and sources, for comparison when the run is continued."""

@@ -25,10 +25,6 @@ WINGS = {
     "data_prep": [
         ["shard", "verify", "show", "fetch"],
         ["pipeline"],
-        ["forecast"],
-        ["trial", "description"],
-        ["steps"],
-        ["choosing"],
         ["readers", "examples", "fetching", "inspection"],
         ["near_copies", "origins"],
         ["vocabulary"],

@@ -8,8 +8,9 @@ shards come out uniformly shuffled over the whole corpus, and the corpus is neve
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -67,31 +68,20 @@ class Draft(NamedTuple):
     second: Array  # (examples, room) the pieces of segment B
 
 
-class Finished(NamedTuple):
-    """The examples of one set of shards, from one file of documents, and what they count."""
-
-    batch: pa.RecordBatch
-    counts: Counts
-
-
 def make_examples(task: ExamplesTask) -> ExamplesRecord:
     """Writes a file of examples, with a record batch for every set of shards, or a file for each."""
     files, maker = task.plan.files, open_maker(task.plan)
-    counts: list[Counts] = []
-    finished = maker.make(task.number)
-    groups: Iterable[Iterable[Finished]] = ([one] for one in finished) if files.apart else [finished]
-    written = [
-        write_batches(task.folder, files.path(task.number, number), maker.schema, _count_and_pass(group, counts))
-        for number, group in enumerate(groups)
-    ]
+    made, counts = maker.make(task.number), list[Counts]()
+
+    def take(number: int) -> Iterator[pa.RecordBatch]:
+        for batch, counted in islice(made, number):
+            counts.append(counted)
+            yield batch
+
+    each = 1 if files.apart else len(maker.sets)
+    paths = files.paths(task.number, len(maker.sets))
+    written = [write_batches(task.folder, path, maker.schema, take(each)) for path in paths]
     return ExamplesRecord(files=written, counts=counts)
-
-
-def _count_and_pass(finished: Iterable[Finished], counts: list[Counts]) -> Iterator[pa.RecordBatch]:
-    """Yields the record batches for a writer; appends their counts."""
-    for examples in finished:
-        counts.append(examples.counts)
-        yield examples.batch
 
 
 def list_shard_sets(length: int, duplicates: int, validation: bool) -> list[ShardSet]:
@@ -134,14 +124,18 @@ class ExampleMaker:
         self._open_sentences = 0
         self._neighbours = 0  # the parts that are open are those of these neighbours' partners
 
-    def make(self, part: int) -> Iterator[Finished]:
+    def make(self, part: int) -> Iterator[tuple[pa.RecordBatch, Counts]]:
         """Makes the examples of all sets from one part, a few sets at a time, so that duplicates cost no memory."""
         own, held_out = self._read(part), self.parts.validation_rows(part)
-        rows = np.delete(np.arange(own.corpus.document_ends.size), held_out), held_out
-        texts = [(chosen, self._join(own.corpus, chosen)) for chosen in rows]  # for training, for validation
+        rows = np.delete(np.arange(own.corpus.document_ends.size), held_out), held_out  # for training, for validation
+        joined = self.settings.pairs == "full-sentences"
+        separator = self.vocabulary.special.sep
+        texts = [join_documents(own.corpus, chosen, separator) if joined else None for chosen in rows]
         for at in range(0, len(self.sets), TOGETHER):
-            sets = self.sets[at : at + TOGETHER]
-            drafts = [self._draft(part, own.corpus, one, *texts[one.validation]) for one in sets]
+            drafts = [
+                self._plan_draft(part, own.corpus, one, rows[one.validation], texts[one.validation])
+                for one in self.sets[at : at + TOGETHER]
+            ]
             if self.pairs:
                 self._add_partners(part, own.corpus, drafts)
             for draft in drafts:
@@ -152,12 +146,7 @@ class ExampleMaker:
         corpus = read_corpus(self.folder / self.parts.path(part), self.parts.firsts[part])
         return part_sentences(corpus, self.vocabulary.marks, self.room)
 
-    def _join(self, corpus: Corpus, rows: Array) -> Corpus | None:
-        """Joins documents where examples go on from one into the next."""
-        joined = self.settings.pairs == "full-sentences"
-        return join_documents(corpus, rows, self.vocabulary.special.sep) if joined else None
-
-    def _draft(self, part: int, corpus: Corpus, shards: ShardSet, rows: Array, joined: Corpus | None) -> Draft:
+    def _plan_draft(self, part: int, corpus: Corpus, shards: ShardSet, rows: Array, joined: Corpus | None) -> Draft:
         """Plans the examples of one set of shards; what their segments B hold is filled in later."""
         pool = self.parts.pool(part, self.settings.seed, shards.validation) if self.pairs else None
         key = (shards.length, shards.duplicate, self.settings.seed, self.settings.short_probability)
@@ -167,26 +156,18 @@ class ExampleMaker:
 
     def _add_partners(self, own_part: int, own: Corpus, drafts: list[Draft]) -> None:
         """Fills in segment B of all examples: those from this part, then part by part those from elsewhere."""
-        homes = []
-        for draft in drafts:
-            fill_second(np.flatnonzero(draft.segments.partner < 0), draft.segments, own, draft.second)
-            home = self.parts.find(draft.segments.partner)
-            order = np.argsort(home, kind="stable")
-            bounds = np.searchsorted(home[order], np.arange(len(self.parts.paths) + 1))
-            homes.append((draft, order, bounds.tolist()))
         if self._neighbours != (neighbours := self.parts.neighbours(own_part)):  # which have their partners elsewhere
             self._open, self._open_sentences, self._neighbours = {}, 0, neighbours
-        for part in range(len(self.parts.paths)):
-            wanted = [(draft, order[bounds[part] : bounds[part + 1]]) for draft, order, bounds in homes]
-            if not any(len(chosen) for _, chosen in wanted):
-                continue
-            corpus = own if part == own_part else self._read_or_find(part)
-            for draft, chosen in wanted:
-                if len(chosen):
+        homes = [self.parts.find(draft.segments.partner) for draft in drafts]  # -1 where B is the true next
+        for part in np.unique(np.concatenate(homes)).tolist():
+            corpus = own if part in (-1, own_part) else self._open_part(part)
+            for draft, home in zip(drafts, homes, strict=True):
+                chosen = np.flatnonzero(home == part)
+                if part >= 0:
                     place_partners(chosen, draft.segments, corpus)
-                    fill_second(chosen, draft.segments, corpus, draft.second)
+                fill_second(chosen, draft.segments, corpus, draft.second)
 
-    def _read_or_find(self, part: int) -> Corpus:
+    def _open_part(self, part: int) -> Corpus:
         """Reads another part of the corpus, and keeps it open if there is room; or finds it open."""
         if part in self._open:
             return self._open[part]
@@ -196,7 +177,7 @@ class ExampleMaker:
             self._open_sentences += corpus.sentence_ends.size
         return corpus
 
-    def _finish(self, draft: Draft, own: Parted) -> Finished:
+    def _finish(self, draft: Draft, own: Parted) -> tuple[pa.RecordBatch, Counts]:
         """Puts the segments of examples together, masks them, and sorts the examples by their keys."""
         segments, corpus = draft.segments, draft.corpus
         num_specials = 3 if self.pairs else 2
@@ -206,10 +187,10 @@ class ExampleMaker:
         most = int(self.rules.predictions[sizes].sum())
         positions = np.empty(most, np.uint16)  # of one type, so that the loop is compiled once for all lengths
         labels = np.empty(most, pieces.dtype)
-        keys = _keys(segments.state)
+        keys = _draw_keys(segments.state)
         order = np.argsort(keys, kind="stable")
         rules, special = self.rules, self.vocabulary.special
-        ends, masked_ends, boundary, split = _assemble(
+        ends, masked_ends, boundary, split = _assemble_examples(
             order, segments, corpus, draft.second, special, rules, self.pairs, pieces, positions, labels
         )
         masked = int(masked_ends[-1]) if len(order) else 0
@@ -225,17 +206,15 @@ class ExampleMaker:
             histogram=np.bincount(sizes, minlength=draft.shards.length + 1).tolist(),
             **count_use(segments if self.pairs else None, draft.rows, own),
         )
-        return Finished(make_example_batch(self.schema, *lists, *columns), counts)
+        return make_example_batch(self.schema, *lists, *columns), counts
 
 
-@functools.lru_cache(maxsize=1)
-def open_maker(plan: ExamplesPlan) -> ExampleMaker:
-    """Returns the maker of a plan's examples, which is kept for the next tasks of this process."""
-    return ExampleMaker(plan)
+open_maker = functools.lru_cache(maxsize=1)(ExampleMaker)
+"""Returns the maker of a plan's examples, which is kept for the next tasks of this process."""
 
 
 @compiled
-def _keys(states):
+def _draw_keys(states):
     """Draws the keys of all examples from their streams of random numbers."""
     keys = np.empty(states.size, np.uint64)
     for example in range(states.size):
@@ -244,7 +223,7 @@ def _keys(states):
 
 
 @compiled
-def _assemble(order, segments, corpus, second, special, masking, pairs, pieces, positions, labels):
+def _assemble_examples(order, segments, corpus, second, special, masking, pairs, pieces, positions, labels):
     """Writes the examples into `pieces`, `positions` and `labels`.
 
     Returns where the pieces and the labels of every example end, where its segment B begins, and how many pieces were

@@ -38,24 +38,6 @@ def count_predictions(length: int, rate: float, most: int) -> Array:
 
 
 @compiled
-def choose_pieces(state, pieces, separator, wanted, candidates):
-    """Moves to the front of the candidates as many positions as are wanted; returns how many there are.
-
-    [CLS], the last [SEP] and all separators are no candidates. They are shuffled as far as is needed.
-    """
-    count = 0
-    for position in range(1, pieces.size - 1):
-        if pieces[position] != separator:
-            candidates[count] = position
-            count += 1
-    chosen = min(wanted, count)
-    for at in range(chosen):
-        other = at + draw_below(state, count - at)
-        candidates[at], candidates[other] = candidates[other], candidates[at]
-    return chosen
-
-
-@compiled
 def choose_words(state, candidates, words, wanted):
     """Moves the pieces of the chosen words to the front of the candidates, and returns how many they are.
 
@@ -100,6 +82,7 @@ def sort_positions(positions, count, size, chosen):
 def find_words(pieces, boundary, masking, candidates, words):
     """Fills in the positions that may be chosen, and where every word begins among them; counts the words.
 
+    Unless whole words are masked, each piece counts as one.
     `boundary` is where B begins; [CLS], the last [SEP] and all separators are no candidates.
     A piece that continues a word belongs to the one before it, even if B begins with it and the word is the last of A,
     as in the original, which looks at nothing but the pieces. Another document begins with a word.
@@ -109,7 +92,7 @@ def find_words(pieces, boundary, masking, candidates, words):
         if pieces[position] == masking.separator:
             continue
         begins = count == 0 or (pieces[position - 1] == masking.separator and position != boundary)
-        if begins or not masking.continues[pieces[position]]:
+        if begins or not (masking.whole_word and masking.continues[pieces[position]]):
             words[num_words] = count
             num_words += 1
         candidates[count] = position
@@ -124,12 +107,15 @@ def mask_example(state, pieces, boundary, masking, candidates, words, positions,
 
     Returns how many there are, and adds the pieces masked, replaced and kept to `split`.
     """
-    wanted = masking.predictions[pieces.size]
+    num_words = find_words(pieces, boundary, masking, candidates, words)
+    wanted = min(masking.predictions[pieces.size], words[num_words])
     if masking.whole_word:
-        num_words = find_words(pieces, boundary, masking, candidates, words)
-        count = choose_words(state, candidates, words[: num_words + 1], min(wanted, words[num_words]))
+        count = choose_words(state, candidates, words[: num_words + 1], wanted)
     else:
-        count = choose_pieces(state, pieces, masking.separator, wanted, candidates)
+        count = wanted
+        for at in range(count):
+            other = at + draw_below(state, num_words - at)
+            candidates[at], candidates[other] = candidates[other], candidates[at]
     sort_positions(candidates, count, pieces.size, words)
     copy_items(positions, 0, candidates, 0, count)
     for index in range(count):

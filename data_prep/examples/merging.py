@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,24 +39,6 @@ RANGE_BYTES = 32 << 20  # size of the examples that are sorted in memory at once
 def add_keys(schema: pa.Schema) -> pa.Schema:
     """Adds the keys to the columns of examples, which have them until they are in shards."""
     return schema.append(pa.field(KEY, pa.uint64(), nullable=False))
-
-
-@dataclass(frozen=True)
-class SortedSet:
-    """The examples of one set of shards in a sorted file."""
-
-    reader: pa.RecordBatchFileReader
-    first: int
-    """The number of the record batch with its first range of keys."""
-
-    def range(self, number: int) -> pa.RecordBatch:
-        """Gives the examples of a range of keys."""
-        return self.reader.get_batch(self.first + number)
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Gives the columns of the examples."""
-        return self.reader.schema
 
 
 @dataclass(frozen=True)
@@ -88,10 +71,13 @@ class SortedFiles:
         """Names all files of a number, that of the first set first."""
         return [self.path(number, set_index) for set_index in range(num_sets if self.apart else 1)]
 
-    def open(self, folder: Path, number: int, set_index: int) -> SortedSet:
-        """Opens a file at the examples of a set."""
-        reader = map_batches(folder / self.path(number, set_index))
-        return SortedSet(reader, 0 if self.apart else set_index * self.num_ranges)
+    def open(self, folder: Path, number: int, set_index: int) -> pa.RecordBatchFileReader:
+        """Maps the file of this number that has a set."""
+        return map_batches(folder / self.path(number, set_index))
+
+    def find_batch(self, set_index: int, number: int) -> int:
+        """Returns the number of the record batch with a range of keys of a set."""
+        return number + (0 if self.apart else set_index * self.num_ranges)
 
 
 @dataclass(frozen=True)
@@ -130,7 +116,7 @@ def merging_rounds(
         source = target
 
 
-def merge_tasks(
+def make_merge_tasks(
     folder: Path, source: SortedFiles, fan_in: int, target: SortedFiles, num_sets: int, total_bytes: int
 ) -> Iterator[MergeTask]:
     """Makes the tasks of a round of merging."""
@@ -144,24 +130,22 @@ def merge(task: MergeTask) -> Record:
     schema = task.source.open(task.folder, task.numbers[0], 0).schema
     groups = [[number] for number in sets] if target.apart else [sets]
     files = [
-        write_batches(task.folder, target.path(task.number, group[0]), schema, _merged(task, group, schema))
+        write_batches(task.folder, target.path(task.number, group[0]), schema, _merge_sets(task, group, schema))
         for group in groups
     ]
     return Record(files=files)
 
 
-def _merged(task: MergeTask, sets: Sequence[int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _merge_sets(task: MergeTask, sets: Sequence[int], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Merges the examples of some sets."""
-    finer = task.target.num_ranges // task.source.num_ranges
+    source, total = task.source, task.target.num_ranges
+    finer = total // source.num_ranges
     for one in sets:
-        opened = [task.source.open(task.folder, number, one) for number in task.numbers]
-        for number in range(task.source.num_ranges):
-            wider = [file.range(number) for file in opened]
-            bounds = [_bounds(batch, number * finer, finer, task.target.num_ranges) for batch in wider]
-            for at in range(finer):
-                slices = [
-                    batch.slice(ends[at], ends[at + 1] - ends[at]) for batch, ends in zip(wider, bounds, strict=True)
-                ]
+        opened = [source.open(task.folder, number, one) for number in task.numbers]
+        for number in range(source.num_ranges):
+            bounds = [KEYS * at // total for at in range(number * finer, (number + 1) * finer + 1)]
+            wider = (reader.get_batch(source.find_batch(one, number)) for reader in opened)
+            for slices in zip(*(slice_by_keys(batch, bounds) for batch in wider), strict=True):
                 yield gather(slices, schema)
 
 
@@ -172,53 +156,46 @@ def delete_merged(task: MergeTask) -> None:
             (task.folder / path).unlink(missing_ok=True)
 
 
-def _bounds(batch: pa.RecordBatch, first: int, count: int, total: int) -> list[int]:
-    """Finds where ranges of keys begin and end in a sorted batch: `count` ranges from `first` on, of `total` of all."""
-    inner = np.array([KEYS * number // total for number in range(first + 1, first + count)], np.uint64)
-    return [0, *np.searchsorted(np.asarray(batch[KEY]), inner).tolist(), batch.num_rows]
+def slice_by_keys(batch: pa.RecordBatch, bounds: Sequence[int]) -> list[pa.RecordBatch]:
+    """Divides a sorted batch at keys: a slice for what is from each of the bounds on and before the next one."""
+    keys = np.asarray(batch[KEY])
+    rows = [len(keys) if key == KEYS else int(np.searchsorted(keys, np.uint64(key))) for key in bounds]
+    return [batch.slice(start, stop - start) for start, stop in pairwise(rows)]
 
 
 @dataclass(frozen=True)
-class ShardTask:
-    """Asks a worker for one shard."""
+class ShardTask(NumberedTask):
+    """Asks a worker for one shard; its weight is the pieces that it will have, about."""
 
-    folder: Path
-    """The output folder."""
     shards: ShardSet
-    index: int
     total: int
     """How many shards the set has."""
     set_index: int
     """The number of the set among those of its length."""
     files: SortedFiles
-    weight: int
-    """How many pieces the shard will have, about."""
 
     @property
     def name(self) -> str:
         """Identifies the task within its step."""
-        return self.shards.shard(self.index).replace("/", "-").removesuffix(".arrow")
+        return self.shards.shard(self.number).replace("/", "-").removesuffix(".arrow")
 
 
 def write_shard(task: ShardTask) -> Record:
     """Gathers the shard's examples from every sorted file and puts them into their final order."""
-    low, high = (KEYS * index // task.total for index in (task.index, task.index + 1))
-    opened = [task.files.open(task.folder, number, task.set_index) for number in range(task.files.num_files)]
-    keyed, total = opened[0].schema, task.files.num_ranges
-    batch = gather([part for file in opened for part in find_slices(file, total, low, high)], keyed)
+    files, one = task.files, task.set_index
+    low, high = (KEYS * index // task.total for index in (task.number, task.number + 1))
+    ranges = range(low * files.num_ranges // KEYS, -(-high * files.num_ranges // KEYS))
+    opened = [files.open(task.folder, number, one) for number in range(files.num_files)]
+    slices = [
+        part
+        for reader in opened
+        for number in ranges
+        for part in slice_by_keys(reader.get_batch(files.find_batch(one, number)), (low, high))
+    ]
+    keyed = opened[0].schema
     schema = keyed.remove(keyed.get_field_index(KEY))
-    batch = batch.select(schema.names)
-    return Record(files=[write_batches(task.folder, task.shards.shard(task.index), schema, [batch])])
-
-
-def find_slices(file: SortedSet, total: int, low: int, high: int) -> Iterator[pa.RecordBatch]:
-    """Yields the examples of a sorted file of `total` ranges whose keys are in [low, high)."""
-    for number in range(low * total // KEYS, -(-high * total // KEYS)):
-        batch = file.range(number)
-        keys = np.asarray(batch[KEY])
-        start = np.searchsorted(keys, np.uint64(low))
-        stop = len(keys) if high == KEYS else np.searchsorted(keys, np.uint64(high))
-        yield batch.slice(start, stop - start)
+    batch = gather(slices, keyed).select(schema.names)
+    return Record(files=[write_batches(task.folder, task.shards.shard(task.number), schema, [batch])])
 
 
 def gather(slices: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:
@@ -234,8 +211,8 @@ def gather(slices: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatc
         for name in schema.names[2:]
     ]
     order = np.argsort(others[-1], kind="stable")  # the keys are the last column
-    piece_starts, piece_ends = _places(sizes, order)
-    masked_starts, masked_ends = _places(num_masked, order)
+    piece_starts, piece_ends = _find_places(sizes, order)
+    masked_starts, masked_ends = _find_places(num_masked, order)
     item = schema.field("masked").type.value_type
     pieces = np.empty(piece_ends[-1] if len(order) else 0, schema.field("pieces").type.value_type.to_pandas_dtype())
     labels = np.empty(masked_ends[-1] if len(order) else 0, pieces.dtype)
@@ -244,16 +221,16 @@ def gather(slices: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatc
     for examples in slices:
         end = row + examples.num_rows
         column, masked = examples["pieces"], examples["masked"]
-        _scatter(np.asarray(column.values), np.asarray(column.offsets), piece_starts[row:end], pieces)
+        _scatter_lists(np.asarray(column.values), np.asarray(column.offsets), piece_starts[row:end], pieces)
         for name, target in (("piece", labels), ("position", positions)):
             values = np.asarray(masked.values.field(name))
-            _scatter(values, np.asarray(masked.offsets), masked_starts[row:end], target)
+            _scatter_lists(values, np.asarray(masked.offsets), masked_starts[row:end], target)
         row = end
     lists = Lists(pieces, piece_ends), positions, Lists(labels, masked_ends)
     return make_example_batch(schema, *lists, *(column[order] for column in others))
 
 
-def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
+def _find_places(sizes: Array, order: Array) -> tuple[Array, Array]:
     """Finds where every example begins, in the order of the slices, and where it ends, in the order of the keys."""
     ends = np.cumsum(sizes[order])
     starts = np.empty_like(ends)
@@ -262,7 +239,7 @@ def _places(sizes: Array, order: Array) -> tuple[Array, Array]:
 
 
 @compiled
-def _scatter(values, offsets, starts, target):
+def _scatter_lists(values, offsets, starts, target):
     """Copies every list to its place in the target."""
     for row in range(starts.size):
         copy_items(target, starts[row], values, offsets[row], offsets[row + 1])

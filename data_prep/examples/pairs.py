@@ -96,14 +96,12 @@ def _begin_document(corpus, row, limits):
 
 
 @compiled
-def _with_room(columns, count):
-    """Returns the columns, or a copy twice as long where they have no room for another example."""
-    if count < columns.shape[1]:
-        return columns
-    larger = np.empty((columns.shape[0], columns.shape[1] * 2), np.int64)
-    for column in range(columns.shape[0]):
-        copy_items(larger[column], 0, columns[column], 0, count)
-    return larger
+def _make_columns(corpus):
+    """Makes room for as many examples as different documents can have: each ends a sentence, or takes two pieces.
+
+    What is not filled in takes no memory.
+    """
+    return np.empty((COLUMNS, corpus.sentence_ends.size + corpus.pieces.size // 2), np.int64)
 
 
 @compiled
@@ -116,7 +114,7 @@ def _fill_example(columns, at, row, a_start, a_end, b_start, b_end, partner, wan
 @compiled
 def _plan_pairs(corpus, rows, pool, limits):
     """Fills the columns of a plan of pairs, all but where the partners' segments lie."""
-    sentence_ends, columns = corpus.sentence_ends, np.empty((COLUMNS, 1024), np.int64)
+    sentence_ends, columns = corpus.sentence_ends, _make_columns(corpus)
     count = 0
     for row in rows:
         state, target, sentence, last, start = _begin_document(corpus, row, limits)
@@ -130,7 +128,6 @@ def _plan_pairs(corpus, rows, pool, limits):
             kept = 1 + draw_below(state, gathered - 1) if gathered > 1 else 1
             a_end = sentence_ends[begin + kept - 1]
             random_next = gathered == 1 or draw_uniform(state) < 0.5
-            columns = _with_room(columns, count)
             if random_next:
                 partner, wanted = _draw_partner(state, pool, corpus.books, corpus.first, row), target - (a_end - start)
                 _fill_example(columns, count, row, start, a_end, 0, 0, partner, wanted, state)
@@ -184,7 +181,7 @@ def find_ranked_document(pool, rank):
 @compiled
 def _plan_sentences(corpus, rows, limits):
     """Fills the columns of a plan of single segments."""
-    sentence_ends, columns = corpus.sentence_ends, np.zeros((COLUMNS, 1024), np.int64)
+    sentence_ends, columns = corpus.sentence_ends, _make_columns(corpus)
     count = 0
     for row in rows:
         state, target, sentence, last, start = _begin_document(corpus, row, limits)
@@ -195,7 +192,6 @@ def _plan_sentences(corpus, rows, limits):
                 sentence += 1
             if end == start:  # not even one sentence fits
                 end = start + target
-            columns = _with_room(columns, count)
             _fill_example(columns, count, row, start, end, 0, 0, -1, 0, state)
             count += 1
             start = end
@@ -209,7 +205,7 @@ def _plan_joined(corpus, rows, joined, limits):
     An example has the stream and the target length of the document in which it begins. No example begins or ends with
     a separator.
     """
-    ends, columns = joined.sentence_ends, np.zeros((COLUMNS, 1024), np.int64)
+    ends, columns = joined.sentence_ends, _make_columns(joined)
     count, sentence, start = 0, 0, np.int64(0)
     for document in range(rows.size):
         if sentence >= joined.document_ends[document]:  # all of it is in an example that began earlier
@@ -225,7 +221,6 @@ def _plan_joined(corpus, rows, joined, limits):
                 sentence, other = sentence + 1, other + is_last
             if end == start:  # not even one sentence fits
                 end, after = start + target, start + target
-            columns = _with_room(columns, count)
             _fill_example(columns, count, rows[document], start, end, 0, 0, -1, 0, state)
             count += 1
             start = after

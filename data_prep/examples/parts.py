@@ -8,7 +8,7 @@ and what a worker opens and reads for its partners does not grow with the corpus
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ FEW_PARTS = 256  # up to this number of parts, a partner may be in any part
 PARTNER_PARTS = 64  # parts to draw partners from, if there are more: half a million documents of Wikipedia
 NEIGHBOURS = 256  # parts that draw from the same ones, which the machine then has in memory
 TRAINING, VALIDATION = 0, 1
-MOST_POOLS = 8  # pools that a worker keeps
 
 
 class Pool(NamedTuple):
@@ -48,8 +47,6 @@ class Parts(TokenFiles):
     """All files of token documents, and which of the documents are held out."""
 
     held_out: Array
-    pools: dict[tuple[int, int, bool], Pool] = field(default_factory=dict)
-    """Cache of pools, since parts that follow each other share one."""
 
     def validation_rows(self, part: int) -> Array:
         """Finds the rows of a part that are held out."""
@@ -62,22 +59,13 @@ class Parts(TokenFiles):
         return part // NEIGHBOURS if len(self.paths) > FEW_PARTS else 0
 
     def pool(self, part: int, seed: int, validation: bool) -> Pool:
-        """Finds the documents among which the partners of a part are drawn."""
-        key = (self.neighbours(part), seed, validation)
-        if key not in self.pools:
-            if len(self.pools) > MOST_POOLS:
-                self.pools.clear()
-            self.pools[key] = self._draw_pool(*key)
-        return self.pools[key]
-
-    def _draw_pool(self, neighbours: int, seed: int, validation: bool) -> Pool:
-        """Takes all documents where parts are few, or draws some parts."""
+        """Finds the documents among which the partners of a part are drawn: all where parts are few, or some parts."""
         before = np.searchsorted(self.held_out, self.firsts)  # documents held out that are before each part
         ranks = np.asarray(before if validation else self.firsts - before, np.int64)
         if len(self.paths) <= FEW_PARTS:
             firsts, sizes = np.zeros(1, np.int64), ranks[-1:]
         else:
-            state = begin_stream(seed, 0, VALIDATION if validation else TRAINING, neighbours)
+            state = begin_stream(seed, 0, VALIDATION if validation else TRAINING, self.neighbours(part))
             drawn = np.array([draw_below(state, ranks[-1]) for _ in range(PARTNER_PARTS if ranks[-1] else 0)], np.int64)
             chosen = np.searchsorted(ranks, drawn, side="right") - 1
             firsts, sizes = ranks[chosen], np.diff(ranks)[chosen]

@@ -27,6 +27,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import writable
 from data_prep.common.hashing import hash_key
+from data_prep.examples.validation import join_parts
 from data_prep.near_copies.finding import NEAR_COPIES
 from data_prep.running import NumberedTask
 from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
@@ -82,7 +83,7 @@ class SiftTask(NumberedTask):
 def leave_out_marked(marks: str, cause: str, task: SiftTask) -> TokensRecord:
     """Leaves out the documents that are marked in a file with a byte for each document of the corpus."""
     marked = np.fromfile(task.folder / marks, np.uint8, task.record.documents, offset=task.first)
-    return _keep(task, np.logical_not(marked), cause)
+    return _write_kept(task, np.logical_not(marked), cause)
 
 
 leave_out_copies = partial(leave_out_marked, COPIES, "copies")
@@ -93,21 +94,21 @@ def leave_out_share(task: SiftTask) -> TokensRecord:
     """Keeps the share of the documents that is to stay, drawn at random."""
     kept = np.ones(task.record.documents, bool)
     if task.kept_share < 1 and len(kept):
-        kept = hash_key(task.seed, 1, np.asarray(_batch(task)["digest"])) < np.uint64(task.kept_share * NUM_RANKS)
-    return _keep(task, kept, "over_share")
+        kept = hash_key(task.seed, 1, np.asarray(_map_batch(task)["digest"])) < np.uint64(task.kept_share * NUM_RANKS)
+    return _write_kept(task, kept, "over_share")
 
 
 def cut_passages(task: SiftTask) -> TokensRecord:
     """Cuts passages out of the documents: a passage and what is before and after it are documents of their own then."""
     if not task.record.documents:
         return task.record.model_copy(update={"books": 0, "held_out": ()})
-    batch = _batch(task)
+    batch = _map_batch(task)
     column = batch["sentences"]
     ends = np.asarray(column.offsets)[1:].astype(np.int64)
     rows = np.searchsorted(ends, [start for start, _ in task.passages], side="right")
     single = ~np.isin(np.asarray(batch["digest"])[rows], np.array(task.copied, np.uint64))
     chosen = itertools.compress(task.passages, single)
-    spans = np.array([_within(ends, *passage) for passage in chosen], np.int64).reshape(-1, 2)
+    spans = np.array([_fit_passage(ends, *passage) for passage in chosen], np.int64).reshape(-1, 2)
     new_ends = np.unique(np.concatenate([ends, spans.ravel()]))
     new_ends = new_ends[new_ends > 0]
     books = np.searchsorted(ends, new_ends)
@@ -117,14 +118,14 @@ def cut_passages(task: SiftTask) -> TokensRecord:
     schema = batch.schema.append(BOOK)
     cut = pa.record_batch([*names, sentences, pa.array(digests), pa.array(books, pa.uint32())], schema=schema)
     held_out = tuple(np.searchsorted(new_ends, spans[:, 1]).tolist())
-    return _write(task, cut, documents=len(new_ends), books=len(ends), held_out=held_out)
+    return _write_file(task, cut, documents=len(new_ends), books=len(ends), held_out=held_out)
 
 
 def weigh(task: SiftTask) -> TokensRecord:
     """Repeats every document for training, so that its rows follow each other as one book, or leaves some out."""
     if task.times == 1 or not task.record.documents:
-        return task.record.model_copy(update={"held_out": task.held_out, "held_out_pieces": 0})
-    batch = _batch(task)
+        return task.record.model_copy(update={"held_out": task.held_out})
+    batch = _map_batch(task)
     if "book" not in batch.schema.names:
         batch = batch.append_column(BOOK, pa.array(np.arange(batch.num_rows, dtype=np.uint32)))
     books, (number, total) = np.asarray(batch["book"]), task.share
@@ -136,11 +137,9 @@ def weigh(task: SiftTask) -> TokensRecord:
     times[training] = draw_times(task.seed, task.times, *task.trained, int(training.sum()))
     held_out = np.array([row - first for row in task.held_out if first <= row < last], np.int64)
     batch, times = batch.slice(first, last - first), times[first:last]
-    held_out_pieces = _counts(batch.take(pa.array(held_out)), task.unknown)["pieces"]
     firsts = np.cumsum(times) - times
     weighed = batch.take(pa.array(np.repeat(np.arange(len(times)), times)))
-    counts, rows = _counts(weighed, task.unknown), tuple(firsts[held_out].tolist())
-    return _write(task, weighed, **counts, held_out=rows, held_out_pieces=held_out_pieces)
+    return _write_file(task, weighed, **_count_pieces(weighed, task.unknown), held_out=tuple(firsts[held_out].tolist()))
 
 
 def draw_times(seed: int, weight: float, first: int, total: int, count: int) -> Array:
@@ -161,7 +160,7 @@ def draw_times(seed: int, weight: float, first: int, total: int, count: int) -> 
     return times[first - low :][:count]
 
 
-def _within(ends: Array, start: int, size: int) -> tuple[int, int]:
+def _fit_passage(ends: Array, start: int, size: int) -> tuple[int, int]:
     """Moves a passage back where it would go beyond its document, and cuts it to the document where it is longer."""
     row = int(np.searchsorted(ends, start, side="right"))
     first, last = int(ends[row - 1]) if row else 0, int(ends[row])
@@ -169,19 +168,19 @@ def _within(ends: Array, start: int, size: int) -> tuple[int, int]:
     return begin, min(begin + size, last)
 
 
-def _batch(task: SiftTask) -> pa.RecordBatch:
+def _map_batch(task: SiftTask) -> pa.RecordBatch:
     return map_batches(task.folder / task.record.path).get_batch(0)
 
 
-def _keep(task: SiftTask, kept: Array, cause: str) -> TokensRecord:
+def _write_kept(task: SiftTask, kept: Array, cause: str) -> TokensRecord:
     """Writes the documents that stay, unless all do; counts them anew, and those left out for this cause."""
     if kept.all():
         return task.record.model_copy(update={cause: 0})
-    batch = _batch(task).filter(pa.array(kept))
-    return _write(task, batch, **_counts(batch, task.unknown), **{cause: int(np.count_nonzero(~kept))})
+    batch = _map_batch(task).filter(pa.array(kept))
+    return _write_file(task, batch, **_count_pieces(batch, task.unknown), **{cause: int(np.count_nonzero(~kept))})
 
 
-def _counts(batch: pa.RecordBatch, unknown: int) -> dict[str, int]:
+def _count_pieces(batch: pa.RecordBatch, unknown: int) -> dict[str, int]:
     """Counts what is in token documents, as their record has it."""
     sentences = batch["sentences"].flatten()
     pieces = np.asarray(sentences.flatten())
@@ -189,7 +188,7 @@ def _counts(batch: pa.RecordBatch, unknown: int) -> dict[str, int]:
     return {"documents": batch.num_rows, "sentences": len(sentences), "pieces": len(pieces), "unknown": found}
 
 
-def _write(task: SiftTask, batch: pa.RecordBatch, **counts: int | tuple[int, ...]) -> TokensRecord:
+def _write_file(task: SiftTask, batch: pa.RecordBatch, **counts: int | tuple[int, ...]) -> TokensRecord:
     """Writes a file of token documents that takes the place of another; returns its record, with other counts."""
     file = write_batches(task.folder, task.target, batch.schema, [batch])
     return task.record.model_copy(update={"files": [file], **counts})
@@ -209,33 +208,28 @@ def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_docume
         with path.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, num_documents)
         copies = np.memmap(path, np.uint8, "r+", shape=(num_documents,))
-        _divide(buckets, digests, count)
+        _divide_digests(buckets, digests, count)
         for index in range(count):
             _mark_bucket(buckets / f"{index:04}", copies)
         copies.flush()
 
 
-def _divide(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> None:
+def _divide_digests(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> None:
     """Divides digests and the numbers of their documents among files, equal digests into the same file."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
         (folder / f"{index:04}").write_bytes(b"")
-    number, waiting = 0, list[Array]()
-    for part in itertools.chain(digests(), [None]):
-        if part is not None:
-            rows = np.empty(len(part), DIGEST)
-            rows["digest"], rows["number"] = part, np.arange(number, number + len(part))
-            number += len(part)
-            waiting.append(rows)
-        if waiting and (part is None or number - waiting[0]["number"][0] > ROWS):
-            rows = np.concatenate(waiting)
-            home = ((rows["digest"] >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
-            order = np.argsort(home, kind="stable")
-            bounds = np.searchsorted(home[order], np.arange(count + 1, dtype=np.uint64))
-            for index in np.flatnonzero(np.diff(bounds)).tolist():
-                with (folder / f"{index:04}").open("ab") as file:
-                    rows[order[bounds[index] : bounds[index + 1]]].tofile(file)
-            waiting = []
+    number = 0
+    for part in join_parts(digests(), ROWS):
+        rows = np.empty(len(part), DIGEST)
+        rows["digest"], rows["number"] = part, np.arange(number, number + len(part))
+        number += len(part)
+        home = ((rows["digest"] >> np.uint64(32)) * np.uint64(count)) >> np.uint64(32)
+        order = np.argsort(home, kind="stable")
+        bounds = np.searchsorted(home[order], np.arange(count + 1, dtype=np.uint64))
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            with (folder / f"{index:04}").open("ab") as file:
+                rows[order[bounds[index] : bounds[index + 1]]].tofile(file)
 
 
 def _mark_bucket(path: Path, copies: Array) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -34,35 +33,41 @@ def choose_held_out(digests: Digests, num_documents: int, share: float, seed: in
     while True:
         everything = looked_at >= num_documents
         limit = np.uint64(2**64 - 1) if everything else np.uint64(int(looked_at / num_documents * NUM_RANKS))
-        ranks, copies = _smallest(digests, limit, salt)
-        chosen = _first_texts(ranks, copies, wanted, everything)
+        ranks, copies = _find_smallest(digests, limit, salt, wanted)
+        chosen = _take_first_texts(ranks, copies, wanted, everything)
         if chosen is not None:
             break
         looked_at *= 4
     if everything:
         chosen = chosen[: len(ranks) - 1]  # something must be left to train on
-    return _numbers(digests, chosen, salt) if len(chosen) else np.empty(0, np.int64)
+    return _list_numbers(digests, chosen, salt) if len(chosen) else np.empty(0, np.int64)
 
 
-def _smallest(digests: Digests, limit: np.uint64, salt: np.uint64) -> tuple[Array, Array]:
+def join_parts(parts: Iterable[Array], fewest: int) -> Iterator[Array]:
+    """Joins arrays that follow each other until they have so many rows."""
+    waiting, count = list[Array](), 0
+    for part in parts:
+        waiting.append(part)
+        count += len(part)
+        if count >= fewest:
+            yield np.concatenate(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def _find_smallest(digests: Digests, limit: np.uint64, salt: np.uint64, wanted: int) -> tuple[Array, Array]:
     """Finds the different ranks up to a limit, and how many documents have each."""
     ranks, copies = np.empty(0, np.uint64), np.empty(0, np.int64)
-    waiting: list[Array] = []
-    num_waiting = 0
-    for part in itertools.chain(digests(), [None]):
-        if part is not None:
-            here = _ranks(part, salt)
-            waiting.append(here[here <= limit])
-            num_waiting += len(waiting[-1])
-        if part is None or num_waiting > max(len(ranks), 1 << 20):
-            fresh, counts = np.unique(np.concatenate([*waiting, ranks[:0]]), return_counts=True)
-            ranks, home = np.unique(np.concatenate([ranks, fresh]), return_inverse=True)
-            copies = np.bincount(home, np.concatenate([copies, counts]), len(ranks)).astype(np.int64)
-            waiting, num_waiting = [], 0
+    small = (here[here <= limit] for here in (_rank_digests(part, salt) for part in digests()))
+    for some in join_parts(small, max(1 << 20, wanted)):
+        fresh, counts = np.unique(some, return_counts=True)
+        ranks, home = np.unique(np.concatenate([ranks, fresh]), return_inverse=True)
+        copies = np.bincount(home, np.concatenate([copies, counts]), len(ranks)).astype(np.int64)
     return ranks, copies
 
 
-def _first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> Array | None:
+def _take_first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> Array | None:
     """Takes the texts of the smallest ranks until there are as many documents as wanted; None where more are needed."""
     few = copies <= max(wanted // 4, MOST_COPIES)
     if everything and not few.any():
@@ -73,11 +78,11 @@ def _first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> 
     return None
 
 
-def _numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
+def _list_numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
     """Lists the numbers of the documents that have the chosen ranks."""
     found, first = [np.empty(0, np.int64)], 0
     for part in digests():
-        ranks = _ranks(part, salt)
+        ranks = _rank_digests(part, salt)
         place = np.minimum(np.searchsorted(chosen, ranks), len(chosen) - 1)
         found.append(first + np.flatnonzero(chosen[place] == ranks))
         first += len(part)
@@ -85,7 +90,7 @@ def _numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
 
 
 @compiled
-def _ranks(digests, seed):
+def _rank_digests(digests, seed):
     """Puts the digests in another order for every seed."""
     salt = scramble(seed)
     ranks = np.empty(digests.size, np.uint64)

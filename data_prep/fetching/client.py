@@ -34,7 +34,6 @@ from data_prep.common.terminal import open_console, run_curable
 
 AGENT = "cloze-fetch/1.0"
 LONGEST_PAUSE = 60.0  # seconds
-LONG_CHECK = 1 << 30  # bytes from which a user wonders what the silence is
 CLOSED = "connection closed by the server"
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 T = TypeVar("T")
@@ -111,6 +110,16 @@ class Item:
     """The source of the checksum, if it is not the server; shown when the checksum is wrong."""
 
     @property
+    def part(self) -> Path:
+        """Names the file that grows while the item is fetched."""
+        return self.path.with_name(f"{self.path.name}.part")
+
+    @property
+    def record(self) -> Path:
+        """Names the file that describes the whole one meanwhile."""
+        return self.path.with_name(f"{self.path.name}.part.json")
+
+    @property
     def algorithm(self) -> str:
         """Names the algorithm of the checksum."""
         return "sha1" if len(self.checksum) == 40 else "sha256"
@@ -138,18 +147,35 @@ class Client:
 
     def fetch(self, item: Item) -> None:
         """Fetches what is missing of a file; does nothing where it is there and right."""
-        _Download(self, item).run()
+        path, there = item.path, item.path.exists()
+        try:
+            if there:
+                _check(item, path)
+            else:
+                self.console.print(f"{item.url} -> {path}")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._retry(path.name, lambda: self._receive(item), lambda: _measure(item.part))
+                _check(item, item.part)
+                item.part.replace(path)
+            item.record.unlink(missing_ok=True)
+        except OSError as error:  # a fault of the disk: those of the network are CutOffError
+            raise UserError(
+                f"{error.filename or item.part}: {describe_failure(error)}\n"
+                "make room or choose another folder with --out; the same command continues"
+            ) from error
+        verdict = f", its {item.algorithm} is right" if item.checksum else ""
+        self.console.print(f"{path}: {'already there' if there else 'complete'}{verdict}")
 
     def read_text(self, url: str, hint: str) -> str:
         """Reads a small file of text as a whole."""
 
         def attempt() -> str:
-            with self.open(Item(url, Path(), hint=hint), {}) as response:
+            with self._open(Item(url, Path(), hint=hint), {}) as response:
                 return b"".join(_read_blocks(response)).decode(errors="replace")
 
-        return self.retry(url, attempt)
+        return self._retry(url, attempt)
 
-    def retry(self, name: str, attempt: Callable[[], T], position: Callable[[], int] = lambda: 0) -> T:
+    def _retry(self, name: str, attempt: Callable[[], T], position: Callable[[], int] = lambda: 0) -> T:
         """Repeats an attempt while it is interrupted, until too many in a row got no further than any before them.
 
         `name` is the name of the file in messages, `position` the number of bytes that the attempts have fetched.
@@ -170,7 +196,7 @@ class Client:
                 self.console.print(f"{name}: {error}; again in {duration(pause)}")
                 time.sleep(pause)
 
-    def open(self, item: Item, headers: Mapping[str, str]) -> HTTPResponse:
+    def _open(self, item: Item, headers: Mapping[str, str]) -> HTTPResponse:
         """Opens the address of a file; raises CutOffError where another attempt may help and UserError where not."""
         url = quote(item.url, safe="%/:=&?~#+!$,;'@()*[]")
         request = urllib.request.Request(url, headers={"User-Agent": AGENT, **headers})
@@ -201,6 +227,52 @@ class Client:
         if lost and not self._reached:
             return UserError(f"{item.url}: cannot be reached: {reason}\n{self._cure}")
         return CutOffError(str(reason) or type(reason).__name__)
+
+    def _receive(self, item: Item) -> None:
+        """Makes one attempt at a file; returns when all of it is in NAME.part."""
+        known = _read_beginning(item)
+        offset = _measure(item.part) if known else 0
+        if known and known.size == offset:
+            return
+        headers = {}
+        if known and offset:
+            headers["Range"] = f"bytes={offset}-"
+            if known.url == item.url:
+                headers["If-Range"] = known.validator
+        try:
+            with self._open(item, headers) as response:
+                if known and offset and response.status == 206:
+                    _require_rest(response, item, known, offset)
+                else:
+                    known, offset = self._start_anew(response, item), 0
+                self._store(response, item.part, offset)
+        except ChangedError:
+            item.part.unlink(missing_ok=True)
+            raise
+        if known.size not in (None, _measure(item.part)):
+            raise CutOffError(CLOSED)
+
+    def _start_anew(self, response: HTTPResponse, item: Item) -> _Beginning:
+        """Drops the partial download, as the answer begins at the first byte; records which file begins there."""
+        begun = _Beginning(item.url, _read_validator(response), response.length, item.checksum)
+        if lost := _measure(item.part):
+            self.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
+        item.part.unlink(missing_ok=True)  # before its record changes
+        write_json(item.record, asdict(begun))
+        return begun
+
+    def _store(self, response: HTTPResponse, part: Path, offset: int) -> None:
+        """Appends the answer to NAME.part; refuses at once what the disk has no room for."""
+        rest, free = response.length or 0, shutil.disk_usage(part.parent).free
+        if rest > free:
+            raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
+        progress = StepProgress(self.console, "fetch", "B", offset + rest, offset)
+        with part.open("ab") as file, progress.show() if rest else nullcontext():
+            for block in _read_blocks(response):
+                file.write(block)
+                file.flush()
+                progress.advance(len(block), 0)
+            os.fsync(file.fileno())
 
 
 def _read_validator(response: HTTPResponse) -> str:
@@ -233,118 +305,38 @@ class _Beginning:
     """The checksum that the whole file must have; empty if it is not known."""
 
 
-class _Download:
-    """The download of one file: NAME.part grows to the full size, is checked, and is renamed to NAME."""
+def _check(item: Item, path: Path) -> None:
+    """Puts the file aside as NAME.bad and raises UserError unless it has its checksum."""
+    if not item.checksum or (found := checksum(path, item.algorithm)) == item.checksum:
+        return
+    bad = path.replace(item.path.with_name(f"{item.path.name}.bad"))
+    item.record.unlink(missing_ok=True)
+    said = f" ({item.said})" if item.said else ""
+    raise UserError(
+        f"{item.path}: its {item.algorithm} is {found}, it should be {item.checksum}{said}\n"
+        f"it is now {bad}, to look at or to delete; the same command fetches it anew from {item.url}"
+    )
 
-    def __init__(self, client: Client, item: Item) -> None:
-        self._client, self._item = client, item
-        self._part = item.path.with_name(item.path.name + ".part")
-        self._record = item.path.with_name(item.path.name + ".part.json")
 
-    def run(self) -> None:
-        """Fetches what is missing of the file; does nothing where it is there and right."""
-        path, there = self._item.path, self._item.path.exists()
-        try:
-            if there:
-                self._check(path)
-            else:
-                self._client.console.print(f"{self._item.url} -> {path}")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._client.retry(path.name, self._receive, self._position)
-                self._check(self._part)
-                self._part.replace(path)
-            self._record.unlink(missing_ok=True)
-        except OSError as error:  # a fault of the disk: those of the network are CutOffError
-            raise UserError(
-                f"{error.filename or self._part}: {describe_failure(error)}\n"
-                "make room or choose another folder with --out; the same command continues"
-            ) from error
-        verdict = f", its {self._item.algorithm} is right" if self._item.checksum else ""
-        self._client.console.print(f"{path}: {'already there' if there else 'complete'}{verdict}")
+def _measure(part: Path) -> int:
+    """Returns the bytes of NAME.part."""
+    return part.stat().st_size if part.exists() else 0
 
-    def _position(self) -> int:
-        """Counts the bytes of NAME.part."""
-        return self._part.stat().st_size if self._part.exists() else 0
 
-    def _receive(self) -> None:
-        """Makes one attempt; returns when the whole file is there."""
-        known = self._read_beginning()
-        offset = self._position() if known else 0
-        if known and known.size == offset:
-            return
-        headers = {}
-        if known and offset:
-            headers["Range"] = f"bytes={offset}-"
-            if known.url == self._item.url:
-                headers["If-Range"] = known.validator
-        try:
-            with self._client.open(self._item, headers) as response:
-                if known and offset and response.status == 206:
-                    self._check_rest(response, known, offset)
-                else:
-                    known, offset = self._start_anew(response), 0
-                self._store(response, offset)
-        except ChangedError:
-            self._part.unlink(missing_ok=True)
-            raise
-        if known.size not in (None, self._position()):
-            raise CutOffError(CLOSED)
+def _read_beginning(item: Item) -> _Beginning | None:
+    """Reads which file NAME.part begins; None unless the server or a checksum can tell whether it still fits."""
+    try:
+        known = _Beginning(**read_json(item.record))
+    except (OSError, UserError, TypeError):
+        return None
+    same_place = known.url == item.url and known.validator != ""
+    same_content = known.checksum != "" and known.checksum == item.checksum and known.size is not None
+    return known if same_place or same_content else None
 
-    def _read_beginning(self) -> _Beginning | None:
-        """Reads which file NAME.part begins; None unless the server or a checksum can tell whether it still fits."""
-        try:
-            known = _Beginning(**read_json(self._record))
-        except (OSError, UserError, TypeError):
-            return None
-        same_place = known.url == self._item.url and known.validator != ""
-        same_content = known.checksum != "" and known.checksum == self._item.checksum and known.size is not None
-        return known if same_place or same_content else None
 
-    def _check_rest(self, response: HTTPResponse, known: _Beginning, offset: int) -> None:
-        """Raises ChangedError unless the answer is the rest of the file that is known."""
-        match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        other = known.url == self._item.url and _read_validator(response) not in ("", known.validator)
-        if other or not match or int(match[1]) != offset or (known.size and match[2] not in ("*", str(known.size))):
-            raise ChangedError("the file on the server has changed; starting anew")
-
-    def _start_anew(self, response: HTTPResponse) -> _Beginning:
-        """Drops the partial download, as the answer begins at the first byte; records which file begins there."""
-        begun = _Beginning(self._item.url, _read_validator(response), response.length, self._item.checksum)
-        if lost := self._position():
-            self._client.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
-        self._part.unlink(missing_ok=True)  # before its record changes
-        write_json(self._record, asdict(begun))
-        return begun
-
-    def _store(self, response: HTTPResponse, offset: int) -> None:
-        """Appends the answer to NAME.part; refuses at once what the disk has no room for."""
-        rest, free = response.length or 0, shutil.disk_usage(self._part.parent).free
-        if rest > free:
-            raise OSError(errno.ENOSPC, f"needs {rest / 1e6:,.1f} MB, the disk has {free / 1e6:,.1f} MB left")
-        progress = StepProgress(self._client.console, "fetch", "B", offset + rest, offset)
-        with self._part.open("ab") as file, progress.show() if rest else nullcontext():
-            for block in _read_blocks(response):
-                file.write(block)
-                file.flush()
-                progress.advance(len(block), 0)
-            os.fsync(file.fileno())
-
-    def _check(self, path: Path) -> None:
-        """Puts the file aside as NAME.bad and raises UserError unless it has its checksum."""
-        item = self._item
-        if not item.checksum:
-            return
-        if path.stat().st_size > LONG_CHECK:
-            self._client.console.print(f"{path}: reading it again for its {item.algorithm}")
-        if (found := checksum(path, item.algorithm)) == item.checksum:
-            return
-        bad, number = path.with_name(f"{item.path.name}.bad"), 2
-        while bad.exists():
-            bad, number = path.with_name(f"{item.path.name}.bad{number}"), number + 1
-        path.replace(bad)
-        self._record.unlink(missing_ok=True)
-        said = f" ({item.said})" if item.said else ""
-        raise UserError(
-            f"{item.path}: its {item.algorithm} is {found}, it should be {item.checksum}{said}\n"
-            f"it is now {bad}, to look at or to delete; the same command fetches it anew from {item.url}"
-        )
+def _require_rest(response: HTTPResponse, item: Item, known: _Beginning, offset: int) -> None:
+    """Raises ChangedError unless the answer is the rest of the file that is known."""
+    match = re.match(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+    other = known.url == item.url and _read_validator(response) not in ("", known.validator)
+    if other or not match or int(match[1]) != offset or (known.size and match[2] not in ("*", str(known.size))):
+        raise ChangedError("the file on the server has changed; starting anew")

@@ -98,9 +98,6 @@ class Wikipedia(FetchOptions):
             raise UserError(f"{list_url}: no {wiki} pages-articles-multistream yet: try an earlier --date\n{hint}")
         checksum, name, date = max(found, key=lambda dump: dump[2])
         folder = self.out or Path("data/raw") / wiki
-        for part in sorted(folder.glob(f"{wiki}-*-multistream.xml.bz2.part")):
-            if part.name != name + ".part":
-                client.console.print(f"{part}: unfinished, of another date: continue it with --date, or delete it")
         item = Item(f"{base}/{date}/{name}", folder / name, checksum, hint)
         return fetch_text(client, folder, [item], self.language.lower())
 

@@ -2,7 +2,7 @@
 
 signatures   every document gets some keys, of which two documents that are alike likely share one     signatures.py
 candidates   documents that share a key are paired, each with the first few that have it               candidates.py
-near-copies  the shingles of each pair are compared exactly, which decides what is a near copy         comparing.py
+near-copies  the shingles of each pair are compared exactly, which decides what is a near copy         candidates.py
 
 A document is a near copy where the Jaccard index with any earlier document, whether that one stays or not, is the
 threshold at least. The hash functions are the same in every run: nothing is drawn, and what a document is depends on
@@ -25,9 +25,8 @@ import pyarrow as pa
 
 from data_prep.arrow_files import map_batches
 from data_prep.common.files import replacing, write_csv
-from data_prep.near_copies import candidates, comparing, signatures
-from data_prep.near_copies.candidates import find_candidates, make_find_tasks
-from data_prep.near_copies.comparing import ComparedRecord, compare, make_compare_tasks
+from data_prep.near_copies import candidates, signatures
+from data_prep.near_copies.candidates import ComparedRecord
 from data_prep.near_copies.signatures import PATH, Stretches, choose_banding, make_sign_tasks, read_stretches, sign
 from data_prep.running import Runner, Step
 from data_prep.shards import NEAR_REPORT, WORK
@@ -42,8 +41,8 @@ FOUND = "near-found"
 """Name under which it is recorded that near copies are marked and the report is written."""
 
 SIGN = Step(signatures.STEP, sign, Record, "pieces")
-FIND = Step(candidates.STEP, find_candidates, Record, "keys")
-COMPARE = Step(comparing.STEP, compare, ComparedRecord, "documents")
+FIND = Step(candidates.FIND_STEP, candidates.find_candidates, Record, "keys")
+COMPARE = Step(candidates.COMPARE_STEP, candidates.compare, ComparedRecord, "documents")
 NEAR_STEPS = (SIGN.name, FIND.name, COMPARE.name)
 
 
@@ -61,9 +60,9 @@ def mark_near_copies(
         list_token_files(work.out, PATH, tokens)
         parts, banding = read_stretches(work.out), choose_banding(threshold)
         runner.run(SIGN, partial(make_sign_tasks, work.out, parts, banding, vocabulary.sha256))
-        found = runner.run(FIND, partial(make_find_tasks, work.out, banding.bands * parts.num_documents))
+        found = runner.run(FIND, partial(candidates.make_find_tasks, work.out, banding.bands * parts.num_documents))
         options = len(found.places), threshold, vocabulary.sha256
-        near = runner.run(COMPARE, partial(make_compare_tasks, work.out, parts, *options))
+        near = runner.run(COMPARE, partial(candidates.make_compare_tasks, work.out, parts, *options))
         _write_marks(work.out, parts, near)
         _write_report(work.out, parts, near)
         work.finish(FOUND)

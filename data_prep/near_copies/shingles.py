@@ -30,35 +30,19 @@ class Texts(NamedTuple):
     """The documents of one file as flat arrays that compiled code reads."""
 
     pieces: Array  # (pieces,)
-    ends: Array  # (documents,) where every document ends in them
+    bounds: Array  # (documents + 1,) where every document begins in them; at the end, where the last one ends
 
 
 def read_texts(path: Path) -> Texts:
     """Maps a file of token documents, at least one, into memory."""
     corpus = read_corpus(path, 0)
-    return Texts(corpus.pieces, corpus.sentence_ends[corpus.document_ends - 1].astype(np.int64))
+    return Texts(corpus.pieces, np.append(0, corpus.sentence_ends[corpus.document_ends - 1]))
 
 
 @functools.lru_cache(maxsize=1)
 def load_continues(folder: Path, sha256: str) -> Array:  # noqa: ARG001 - the checksum tells one vocabulary from another
     """Loads for every piece of a vocabulary whether it continues a word; a worker loads it once."""
     return load_vocabulary(folder, cased=False).continues  # in either case
-
-
-@compiled
-def find_longest(ends):
-    """Finds the number of pieces of the longest document."""
-    longest, start = 0, 0
-    for end in ends:
-        longest = max(longest, end - start)
-        start = end
-    return longest
-
-
-@compiled
-def find_start(ends, document):
-    """Finds the index of the first piece of a document."""
-    return ends[document - 1] if document else 0
 
 
 @compiled
@@ -129,7 +113,7 @@ def compare_pairs(later, earlier, later_rows, earlier_rows, continues, threshold
 
     Notes near copies in `originals` and `indices`; `first` is the number of the first document of the earlier file.
     """
-    most = find_longest(later.ends) + find_longest(earlier.ends)
+    most = np.diff(later.bounds).max() + np.diff(earlier.bounds).max()
     shingles, slots = np.empty(most, np.uint64), np.empty(count_slots(most), np.uint64)
     owners = np.empty(slots.size, np.uint8)
     compared = 0
@@ -137,9 +121,9 @@ def compare_pairs(later, earlier, later_rows, earlier_rows, continues, threshold
         row, other = later_rows[pair], earlier_rows[pair]
         if originals[row] >= 0:
             continue
-        count = fill_shingles(shingles, later.pieces, find_start(later.ends, row), later.ends[row], continues)
+        count = fill_shingles(shingles, later.pieces, later.bounds[row], later.bounds[row + 1], continues)
         rest = shingles[count:]
-        more = fill_shingles(rest, earlier.pieces, find_start(earlier.ends, other), earlier.ends[other], continues)
+        more = fill_shingles(rest, earlier.pieces, earlier.bounds[other], earlier.bounds[other + 1], continues)
         compared += 1
         index = jaccard(shingles[:count], rest[:more], slots, owners)
         if index >= threshold:

@@ -29,7 +29,7 @@ from data_prep.arrow_files import make_schema, write_batches
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled
 from data_prep.common.hashing import hash_key
-from data_prep.near_copies.shingles import Texts, fill_shingles, find_longest, load_continues, read_texts
+from data_prep.near_copies.shingles import Texts, fill_shingles, load_continues, read_texts
 from data_prep.running import NumberedTask
 from data_prep.shards import WORK
 from data_prep.vocabulary.tokens import INCREMENT, TokenFiles, scramble
@@ -82,10 +82,6 @@ class Banding(NamedTuple):
     bands: int
     rows: int
 
-    def chance(self, jaccard: float) -> float:
-        """Computes the chance that two documents with this Jaccard index share a key."""
-        return 1 - (1 - jaccard**self.rows) ** self.bands
-
 
 def choose_banding(threshold: float) -> Banding:
     """Chooses as many rows as MOST_MINIMA allow if FOUND of the pairs at the threshold are to share a key.
@@ -130,8 +126,8 @@ def compute_keys(texts: Texts, continues: Array, banding: Banding) -> Array:
     """Computes the keys of documents: a row for each, with a key for each band."""
     numbers = np.arange(2 * banding.bands * banding.rows)
     factors, summands = ((hash_key(numbers) >> np.uint64(32)).astype(np.uint32)).reshape(2, -1)
-    keys = np.empty((len(texts.ends), banding.bands), np.uint64)
-    _fill_keys(keys, texts.pieces, texts.ends, continues, factors | np.uint32(1), summands)
+    keys = np.empty((len(texts.bounds) - 1, banding.bands), np.uint64)
+    _fill_keys(keys, texts, continues, factors | np.uint32(1), summands)
     return keys
 
 
@@ -144,16 +140,14 @@ def _sort_keys(keys: Array) -> pa.RecordBatch:
 
 
 @compiled
-def _fill_keys(keys, pieces, ends, continues, factors, summands):
+def _fill_keys(keys, texts, continues, factors, summands):
     """Computes the keys of all documents of a file."""
-    shingles = np.empty(find_longest(ends), np.uint64)
+    shingles = np.empty(np.diff(texts.bounds).max(), np.uint64)
     minima = np.empty(factors.size, np.uint32)
     num_bands = keys.shape[1]
     rows = factors.size // num_bands
-    start = 0
-    for document in range(ends.size):
-        count = fill_shingles(shingles, pieces, start, ends[document], continues)
-        start = ends[document]
+    for document in range(keys.shape[0]):
+        count = fill_shingles(shingles, texts.pieces, texts.bounds[document], texts.bounds[document + 1], continues)
         _fill_minima(minima, shingles[:count], factors, summands)
         for band in range(num_bands):
             key = np.uint64(band)

@@ -17,8 +17,9 @@ from support.commands import run_main
 from support.marks import slow
 from support.sharding import SETTINGS, interrupted_at, run, tree
 
-from data_prep import shard, show, steps, verify
+from data_prep import shard, show, verify
 from data_prep.examples import making, merging, parts
+from data_prep.pipeline import steps
 from data_prep.readers import sources
 from data_prep.shards import KEPT, WORK, Manifest
 

@@ -168,8 +168,8 @@ def test_few_digests_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         most = max(most, len(ranks))
         return original(ranks, copies, *more)  # type: ignore[arg-type]
 
-    original = validation._first_texts
-    monkeypatch.setattr(validation, "_first_texts", counting)
+    original = validation._take_first_texts
+    monkeypatch.setattr(validation, "_take_first_texts", counting)
     chosen(different(500_000), 0.005)
     assert most < 5000
 

@@ -136,11 +136,11 @@ def test_checksums_of_the_user(site: Site) -> None:
     first, second = site.put("/a.txt", CONTENT), site.put("/b.txt", CONTENT)
     said = run("url", first, "--sha256", right.upper(), "--out", "out")
     assert "a.txt: complete, its sha256 is right" in said
-    for bad in (["b.txt.bad"], ["b.txt.bad", "b.txt.bad2"]):
+    for _ in range(2):
         said = run("url", first, second, "--sha256", right, wrong, "--out", "out", code=2)
         assert right in said
         assert wrong in said
-        assert names(Path("out")) == ["a.txt", *bad]
+        assert names(Path("out")) == ["a.txt", "b.txt.bad"]
     assert "a.txt: already there, its sha256 is right" in run("url", first, "--sha256", right, "--out", "out")
     assert len(site.requests) == 3
 

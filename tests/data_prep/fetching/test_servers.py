@@ -100,18 +100,6 @@ def test_a_mirror_continues_what_the_official_site_began(site: Site, mirror: Sit
     assert mirror.sent < SIZE  # the list and the rest
 
 
-def test_an_unfinished_older_dump_is_mentioned(site: Site) -> None:
-    publish(site, "enwiki", "20250501", OTHER)
-    site.drops = 1
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "sleep", interrupt)
-        run("wikipedia", "--mirror", site.url, "--out", "out", code=130)
-    new = publish(site, "enwiki", "20250601", CONTENT)
-    said = run("wikipedia", "--mirror", site.url, "--out", "out")
-    assert Path("out", new).read_bytes() == CONTENT
-    assert "enwiki-20250501-pages-articles-multistream.xml.bz2.part: unfinished" in said
-
-
 def test_what_wikipedia_does_not_have(site: Site) -> None:
     message = run("wikipedia", "--language", "xx", "--mirror", site.url, code=2)
     assert "404" in message

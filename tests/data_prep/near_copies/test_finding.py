@@ -20,9 +20,8 @@ from support.near_copies import draw_corpus, draw_document, exact, mark, write_t
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
-from data_prep.near_copies import candidates, comparing, signatures
-from data_prep.near_copies.candidates import FEW
-from data_prep.near_copies.comparing import ComparedRecord
+from data_prep.near_copies import candidates, signatures
+from data_prep.near_copies.candidates import FEW, ComparedRecord
 from data_prep.near_copies.finding import COMPARE, NEAR_COPIES, NEAR_STEPS
 from data_prep.shards import NEAR_REPORT, WORK
 from data_prep.work import WorkFolder
@@ -84,7 +83,7 @@ def expected(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactor
 def test_workers_files_little_memory_and_few_stretches_change_nothing(
     size: int, per_file: int, limits: dict[str, int], documents: list[list[int]], expected: Array, tmp_path: Path
 ) -> None:
-    places = {"KEYS": candidates, "MOST_STRETCHES": signatures, "PAIRS": comparing}
+    places = {"KEYS": candidates, "MOST_STRETCHES": signatures, "PAIRS": candidates}
     with pytest.MonkeyPatch.context() as patched:
         for name, limit in limits.items():
             patched.setattr(places[name], name, limit)
@@ -99,7 +98,7 @@ def test_documents_that_are_all_alike_are_compared_once_each(tmp_path: Path) -> 
     found = search(tmp_path, [stub] * 20_000, 0.8, 3000)
     np.testing.assert_array_equal(found, np.arange(1, 20_000))
     assert compared(tmp_path) == 19_999
-    sizes = [record.files[0].rows for record in WorkFolder(tmp_path).read_records(candidates.STEP)]
+    sizes = [record.files[0].rows for record in WorkFolder(tmp_path).read_records(candidates.FIND_STEP)]
     assert sum(sizes) <= FEW * 13 * 20_000
 
 

@@ -21,12 +21,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
-from data_prep.choosing import Choosing, Chosen, require_text
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord
@@ -37,6 +36,7 @@ from data_prep.examples.making import ExamplesPlan, ExamplesTask, list_shard_set
 from data_prep.examples.merging import MOST_FILES, ShardTask, SortedFiles
 from data_prep.examples.parts import HELD_OUT, PARTS, read_parts
 from data_prep.origins import TAKE, Origins
+from data_prep.pipeline.choosing import Choosing, Chosen, require_text
 from data_prep.readers.extraction import ExtractTask, extract
 from data_prep.readers.filters import Filter, make_filters
 from data_prep.readers.sources import Bundle
@@ -59,7 +59,6 @@ WRITE_SHARDS = Step("shards", merging.write_shard, Record, "pieces")
 TRAINED = "vocabulary"  # is done at once
 VOCABULARY_PARTS = 64  # files of documents that a vocabulary is trained from, spread over the corpus
 KEY_BYTES = 8  # of the shuffling key of an example, which shards do not have
-Rounds: TypeAlias = Iterable[tuple[SortedFiles, int, SortedFiles]]
 
 
 class Made(NamedTuple):
@@ -82,8 +81,6 @@ class Steps:
 
     runner: Runner
     settings: Settings
-    rounds: Callable[[SortedFiles, int, int], Rounds] = merging.merging_rounds
-    """Yields the rounds in which files of examples are merged."""
 
     @property
     def folder(self) -> Path:
@@ -197,7 +194,7 @@ class Steps:
         def shard_tasks() -> Iterator[ShardTask]:
             for number, (one, total, count) in enumerate(zip(sets, totals, shards, strict=True)):
                 for index in range(count):
-                    yield ShardTask(self.folder, one, index, count, number, files, total.pieces // count)
+                    yield ShardTask(self.folder, index, total.pieces // count, one, count, number, files)
 
         written = iter(self._write_shards(f"{WRITE_SHARDS.name}-{length}", files, shard_tasks))
         self.runner.work.forget(files.step)
@@ -230,8 +227,8 @@ class Steps:
 
     def _merge(self, files: SortedFiles, total_bytes: int, num_sets: int) -> SortedFiles:
         """Merges files of examples in as many rounds as it takes, and deletes each as soon as it is merged."""
-        for source, fan_in, target in self.rounds(files, total_bytes, num_sets):
-            tasks = partial(merging.merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
+        for source, fan_in, target in merging.merging_rounds(files, total_bytes, num_sets):
+            tasks = partial(merging.make_merge_tasks, self.folder, source, fan_in, target, num_sets, total_bytes)
             self.runner.run(replace(MERGE, name=target.step), tasks)
             self.runner.work.forget(source.step)
             files = target
@@ -248,8 +245,8 @@ def add_counts(records: Iterable[list[Counts]]) -> list[Counts]:
     totals: list[dict[str, Array]] = []
     for counts in records:
         here = [{name: np.array(count) for name, count in one} for one in counts]
-        sums = ({name: total[name] + one[name] for name in one} for total, one in zip(totals, here, strict=True))
-        totals = [*sums] if totals else here
+        pairs = zip(totals, here, strict=True) if totals else ()
+        totals = [{name: total[name] + one[name] for name in one} for total, one in pairs] or here
     return [Counts(**{name: count.tolist() for name, count in total.items()}) for total in totals]
 
 

@@ -1,4 +1,4 @@
-"""Runs the steps on a little text in a temporary folder, to compile or to time them."""
+"""Runs the steps on a little text in a temporary folder: to compile what they call, or to measure their costs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from rich.console import Console
 
 from data_prep.arrow_files import write_batches
 from data_prep.common.compiled import compiled_before, remember_compiled
-from data_prep.common.progress import StepProgress
 from data_prep.common.workers import Workers
 from data_prep.examples.making import open_maker
-from data_prep.examples.merging import SortedFiles
-from data_prep.near_copies.finding import NEAR_STEPS, mark_near_copies
+from data_prep.near_copies.finding import mark_near_copies
+from data_prep.pipeline.steps import Steps
 from data_prep.readers.extraction import SCHEMA
 from data_prep.running import Runner, Step, Task
 from data_prep.settings import Settings
 from data_prep.shards import WORK, example_schema
-from data_prep.steps import Rounds, Steps
 from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.work import DocumentsRecord, Kind, Records, TextFile, WorkFolder
 
@@ -38,10 +36,8 @@ class MeasuringRunner(Runner):
     """Runs steps and measures their seconds and bytes."""
 
     seconds: dict[str, float] = field(default_factory=dict)
-    written: dict[str, int] = field(default_factory=dict)
+    written: dict[str, float] = field(default_factory=dict)
     """Bytes of the files that a step wrote."""
-    done: Callable[[], None] = lambda: None
-    """Called after each step."""
 
     def run(self, step: Step[Task, Kind], tasks: Callable[[], Iterable[Task]]) -> Records[Kind]:
         """Runs the tasks of a step."""
@@ -49,54 +45,42 @@ class MeasuringRunner(Runner):
         records = super().run(step, tasks)
         self.seconds[step.name] = time.perf_counter() - start
         self.written[step.name] = sum(file.size for record in records for file in record.files)
-        self.done()
         return records
 
 
-def merge_at_once(files: SortedFiles, *_: int) -> Rounds:
-    """Merges files of examples, however few they are, into one."""
-    yield files, files.num_files, SortedFiles(files.length, 1, round=1, apart=True)
-
-
 @contextmanager
-def open_trial(
-    settings: Settings, place: Path, done: Callable[[], None] = lambda: None
-) -> Iterator[tuple[MeasuringRunner, Steps]]:
+def open_trial(settings: Settings, place: Path) -> Iterator[tuple[MeasuringRunner, Steps]]:
     """Opens a folder below another one, in which steps can be gone through."""
     with tempfile.TemporaryDirectory(prefix="cloze-trial-", dir=place) as folder:
-        runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True), done=done)
+        runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True))
         runner.work.path.mkdir()
-        yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL), merge_at_once)
+        yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL))
         open_maker.cache_clear()  # its files are about to go
 
 
-def rehearse(settings: Settings, size: int, work: Path, console: Console, said: bool = False) -> bool:
-    """Compiles what a run with these settings calls, unless an earlier run did; shows that, and how long it takes.
+def rehearse(settings: Settings, size: int, work: Path, console: Console) -> None:
+    """Compiles what a run with these settings calls, unless an earlier run did, and says so.
 
     Without it every worker would compile the same functions at the same time, in the midst of steps that then seem
     slow. `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
-    `work` is a folder with room for temporary files. Returns whether the line about compiling was printed.
+    `work` is a folder with room for temporary files.
     """
     schemas = [example_schema(length, size, 1) for length in settings.lengths]
     kinds = f"{settings.tokenizer or ''}{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(
         str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
     )
     if compiled_before(kinds):
-        return said
-    if not said:
-        console.print("compiling, once: later runs begin without")
-    steps_of_all = 2 + 3 * len(settings.lengths) + len(NEAR_STEPS) * (settings.near_copies is not None)
-    progress = StepProgress(console, "compiling", "", steps_of_all, 0)
+        return
+    console.print("compiling, once, for up to some minutes: later runs begin without")
     once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
-    with progress.show(), open_trial(once, work, lambda: progress.advance(1, 0)) as (_, steps):
+    with open_trial(once, work) as (runner, steps):
         vocabulary = find_kind(settings.tokenizer).make_up(size, settings.cased)
         documents = [write_documents(steps.folder)]
         steps.count([*steps.part_tasks(documents)])
         tokens = steps.cut_documents(documents, vocabulary)
-        mark_near_copies(steps.runner, tokens, vocabulary, settings.near_copies)
+        mark_near_copies(runner, tokens, vocabulary, settings.near_copies)
         steps.make_shards(tokens, vocabulary)
     remember_compiled(kinds)
-    return True
 
 
 def write_documents(folder: Path) -> DocumentsRecord:

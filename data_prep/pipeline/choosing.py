@@ -37,7 +37,7 @@ from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
 from data_prep.vocabulary.tokens import list_token_files
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import TokensRecord, WorkFolder, sum_by_source
+from data_prep.work import TokensRecord, sum_by_source
 
 LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
 LEAVE_OUT_NEAR = Step("distinct", sifting.leave_out_near_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
@@ -187,28 +187,11 @@ class Choosing:
         numbers = _numbers_of_rows(weighed)
         if sum(record.documents for record in weighed) == len(numbers):
             raise UserError(NOTHING_LEFT)
-        self._say_weights(tokens, weighed)
         return weighed, numbers
-
-    def _say_weights(self, tokens: Tokens, weighed: Tokens) -> None:
-        """Prints by which factor weights changed the pieces of each source, since documents differ in length."""
-        all_before, all_after = sum_by_source(tokens, "pieces"), sum_by_source(weighed, "pieces")
-        held_out = sum_by_source(weighed, "held_out_pieces")
-        for source, weight in ((name, weight) for name, weight in self.settings.weights.items() if weight != 1):
-            before, after = (pieces[source] - held_out[source] for pieces in (all_before, all_after))
-            real = f"{after / max(before, 1):.4g} times its {before:,} pieces for training"
-            line = f"weight of {source}: {real} (asked for, by documents: {weight:g})"
-            self.runner.console.print(line, markup=False, soft_wrap=True)
 
     def _save(self, name: str, numbers: Array) -> None:
         with replacing(self.folder / name) as file:
             np.save(file, numbers)
-
-
-def is_weighed_by_older(work: WorkFolder) -> bool:
-    """Returns whether an older version repeated documents here: it drew each by itself, so no count was exact."""
-    records = (record for _, _, record in work.journal(WEIGH.name, WEIGH.kind).read())
-    return any("held_out_pieces" not in record.model_fields_set for record in records)
 
 
 def require_text(tokens: Tokens) -> None:

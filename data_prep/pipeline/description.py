@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_prep.choosing import Chosen
 from data_prep.common.errors import UserError
 from data_prep.origins import Faults, Origins, sum_filtered
+from data_prep.pipeline.choosing import Chosen
 from data_prep.readers.filters import add_up, describe_words
 from data_prep.readers.reader import Problems, replace_path
 from data_prep.readers.sources import SourceFile
