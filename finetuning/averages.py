@@ -17,7 +17,7 @@ HALVES = {"mnli": 2}
 """Number of scored splits of the tasks that have more than one."""
 
 
-class Average(NamedTuple):
+class TaskAverage(NamedTuple):
     """An average, and the tasks it lacks."""
 
     name: str
@@ -28,7 +28,7 @@ class Average(NamedTuple):
     """Tasks without a score on all their splits."""
 
 
-def compute_averages(results: Mapping[str, TaskResult]) -> list[Average]:
+def compute_averages(results: Mapping[str, TaskResult]) -> list[TaskAverage]:
     """Computes the leaderboard's average, in which every task weighs the same; the same without WNLI; and the paper's
     (Table 1): no WNLI, both halves of MNLI as columns, F1 for MRPC and QQP, and Spearman for STS-B."""
     eight = tuple(name for name in FOLDERS if name != WITHOUT)
@@ -46,12 +46,12 @@ def collect_averages(results: Mapping[str, TaskResult]) -> dict[str, float]:
 
 def _average(
     name: str, results: Mapping[str, TaskResult], tasks: tuple[str, ...], as_in_paper: bool = False
-) -> Average:
+) -> TaskAverage:
     """Averages the figures of all splits of these tasks: each task weighs the same or, as in the paper, each split."""
     scored = {task: result for task, result in results.items() if result.score is not None}
     missing = tuple(task for task in tasks if task not in scored or len(scored[task].scores) < HALVES.get(task, 1))
     if missing:
-        return Average(name, None, None, missing)
+        return TaskAverage(name, None, None, missing)
     rows = []
     for task in tasks:
         result = scored[task]
@@ -62,4 +62,4 @@ def _average(
             rows.append((weight, weight * figures[figure], math.nan if spread is None else weight * spread))
     weights, values, spreads = zip(*rows, strict=True)
     chance = math.hypot(*spreads) / sum(weights)
-    return Average(name, sum(values) / sum(weights), None if math.isnan(chance) else chance, ())
+    return TaskAverage(name, sum(values) / sum(weights), None if math.isnan(chance) else chance, ())

@@ -32,7 +32,7 @@ from rich.table import Table
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.terminal import make_table, open_console, run_curable
-from finetuning.averages import Average, compute_averages
+from finetuning.averages import TaskAverage, compute_averages
 from finetuning.results import AVERAGES, RESULTS, TaskResult, format_percent
 
 RESULTS_OF_TASKS = TypeAdapter(dict[str, TaskResult])
@@ -99,7 +99,7 @@ def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[s
     return notes
 
 
-def _spell_scores(found: Sequence[TaskResult | Average | None], unlike: bool) -> list[str]:
+def _spell_scores(found: Sequence[TaskResult | TaskAverage | None], unlike: bool) -> list[str]:
     """Spells the scores of all folders and, of several, the difference of the last from the first with its standard
     error, which is rather too large for models that were asked about the same items."""
     cells = [format_percent(each.score if each else None) for each in found]

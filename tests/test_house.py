@@ -291,6 +291,14 @@ def test_functions_are_named_by_a_verb_and_a_noun() -> None:
     ] == []
 
 
+def test_classes_of_two_things_have_two_names() -> None:
+    classes = ((node.name, path) for path in sources() for node in parse(path).body if isinstance(node, ast.ClassDef))
+    places: dict[str, list[str]] = {}
+    for name, path in classes:
+        places.setdefault(name, []).append(shown(path))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 LOOKED_FOR = {"kernels", "apex", "triton", "flash_attn", "accelerate", "datasets", "peft", "mpi4py"}
 """Packages that torch, transformers and DeepSpeed use where they find them, installed here or not."""
 

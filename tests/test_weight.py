@@ -56,6 +56,18 @@ def test_the_house_grows_no_heavier() -> None:
     assert wings["tests"].total() <= MOST_TESTS
 
 
+def test_files_and_functions_stay_short() -> None:
+    """Of a function the lines of its body count: each parameter of a GPU kernel has a line of its own."""
+    long = []
+    for path in sorted(path for folder in (*PRODUCT, "tests") for path in (ROOT / folder).rglob("*.py")):
+        source = path.read_text()
+        functions = (each for each in ast.walk(ast.parse(source)) if isinstance(each, ast.FunctionDef))
+        lines = {each.name: (each.end_lineno or 0) - each.body[0].lineno + 1 for each in functions}
+        lines = {name: count for name, count in lines.items() if count > 45}
+        long += [f"{path}: {lines or ''}"] if lines or len(source.splitlines()) > 400 else []
+    assert long == []
+
+
 @pytest.mark.parametrize("names", OTHER_LINES)
 def test_no_weight_hides_in_other_languages(names: tuple[str, str]) -> None:
     paths = [path for folder in PRODUCT for name in names for path in (ROOT / folder).rglob(name)]

@@ -9,7 +9,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -29,13 +29,16 @@ class HeldError(UserError):
 
 
 @contextmanager
-def locked(path: Path, place: str, refusal: str, patience: float = 0.0) -> Iterator[bool]:
+def locked(
+    path: Path, place: str, refusal: str, patience: float = 0.0, pause: Callable[[], None] = lambda: time.sleep(0.2)
+) -> Iterator[bool]:
     """Holds the lock file at `path`, whose folder it makes, and names this process in it.
 
-    Raises HeldError where another process holds the file and still does after `patience` seconds, and UserError where
-    it cannot be written. `place` is what the user calls the folder; `refusal` tells the user what is wrong and what
-    helps, with {owner} for the process that has the lock. Yields whether
-    the file system has locks at all: some network file systems are mounted without, and a run goes on unprotected.
+    Raises HeldError where another process holds the file and still does after `patience` seconds, in which it calls
+    `pause` again and again, and UserError where it cannot be written. `place` is what the user calls the folder;
+    `refusal` tells the user what is wrong and what helps, with {owner} for the process that has the lock. Yields
+    whether the file system has locks at all: some network file systems are mounted without, and a run goes on
+    unprotected.
 
     The lock is one of POSIX: it belongs to this process alone, so it ends with the process however that ends, even
     where a child of the process lives on. A second lock of the same process is not refused.
@@ -54,7 +57,7 @@ def locked(path: Path, place: str, refusal: str, patience: float = 0.0) -> Itera
                 protected = True
             except (BlockingIOError, PermissionError):  # POSIX lets a file system answer with either
                 if time.monotonic() < deadline:
-                    time.sleep(0.2)
+                    pause()
                     continue
                 file.seek(0)
                 owner = file.read().partition("\n")[0] or "another process"

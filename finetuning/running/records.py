@@ -9,11 +9,11 @@ from finetuning.results import Figures, SplitScores, format_percent
 from pretraining.reporting.console import format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
 from pretraining.reporting.records import format_steps
-from pretraining.reporting.run_log import Record
+from pretraining.reporting.run_log import LogRecord
 
 
 @dataclass(frozen=True)
-class TuningStep(Record):
+class TuningStep(LogRecord):
     """The figures of a logged step, over all steps since the one logged before."""
 
     kind: ClassVar[str] = "step"
@@ -66,7 +66,7 @@ def describe_progress(
 
 
 @dataclass(frozen=True)
-class ScoreRecord(Record):
+class ScoreRecord(LogRecord):
     """The scores of an evaluation."""
 
     kind: ClassVar[str] = "scores"

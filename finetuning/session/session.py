@@ -178,7 +178,7 @@ class Session:
                     while any(process.poll() is None for process in others):
                         workers.pause(control)
                 if not workers.is_worker():  # what a worker was at that was killed
-                    self._run_all(context, waits=True)
+                    self._run_all(context, waits=control)
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
                         self._write_results()
@@ -191,7 +191,7 @@ class Session:
         self.memory = max(workers.estimate_memory(task, largest, self.model.shape, device) for task in self.tasks)
         self.sharing = workers.share_machine(self.settings, self.world, device, len(runs), left, self.memory)
 
-    def _run_all(self, context: Context, waits: bool = False) -> None:
+    def _run_all(self, context: Context, waits: Control | None = None) -> None:
         """Does the runs that are left, but for those that another process has taken; or `waits` for these."""
         for run in chain(*self.runs.values()):
             name = f"{run.task.name} {run.name}"

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,13 +71,15 @@ def start_workers(jobs: int, device: torch.device, environment: Mapping[str, str
                 process.wait(PATIENCE)
 
 
-def take_run(folder: Path, stack: ExitStack, waits: bool) -> bool:
+def take_run(folder: Path, stack: ExitStack, waits: Control | None) -> bool:
     """Takes a run for this process until the stack is closed; False if another process has it.
 
-    If it `waits`, then for a worker whose command was killed and which still saves; HeldError if that one continues.
+    With `waits`, it waits for a worker whose command was killed and which still saves, until asked to stop; HeldError
+    if that worker continues.
     """
+    patience = (PATIENCE, partial(pause, waits)) if waits else ()
     try:
-        protected = stack.enter_context(locked(folder / LOCK, str(folder), BUSY, patience=PATIENCE if waits else 0.0))
+        protected = stack.enter_context(locked(folder / LOCK, str(folder), BUSY, *patience))
     except HeldError:
         if waits:
             raise

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.dropout import Dropout
-from pretraining.model.gpu_layouts import Joined, Own, Packed, has_flash, takes_own
+from pretraining.model.gpu_layouts import Own, Packed, PackedTwice, has_flash, takes_own
 from pretraining.model.layout import WHOLE, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
@@ -57,7 +57,7 @@ def lay_out(
     if takes_own(states, heads, max(lengths)) and not compiled:
         return Own(starts, max(lengths), len(lengths) if one_way else first, window)
     if 0 < first < len(lengths):
-        return Joined(starts, lengths, window, first)
+        return PackedTwice(starts, lengths, window, first)
     return Packed(starts, max(lengths), one_way or first > 0, window)
 
 

@@ -94,7 +94,7 @@ class Packed(Layout):
         return _flash_attention(sums, bias, heads, where, self.sight)
 
 
-class Joined(Layout):
+class PackedTwice(Layout):
     """The flash kernels once for the sequences that see one way, and once for the others."""
 
     def __init__(self, starts: Tensor, lengths: tuple[int, ...], window: int | None, first: int):

@@ -42,20 +42,20 @@ class Masked(NamedTuple):
     labels: Array  # (m,) the original pieces there
 
 
-def count_masked(length: Any, mask_share: float) -> Any:
+def count_masked(length: Any, mask_rate: float) -> Any:
     """Counts the pieces that are chosen of examples of these lengths, in which [CLS] and [SEP] count: at least one,
     rounded as in the original."""
-    return np.clip(np.rint(np.multiply(length, mask_share)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(
+    return np.clip(np.rint(np.multiply(length, mask_rate)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(
         np.int64
     )
 
 
-def draw_masks(rows: Rows, mask_share: float, split: Split, draw: Draw) -> Masked:
+def draw_masks(rows: Rows, mask_rate: float, split: Split, draw: Draw) -> Masked:
     """Restores the pieces that the masks of the shards hide, and masks this share of the pieces instead."""
     numbers = number_places(draw.keys, int(rows.lengths.max()))
     text = rows.restore_text()
     separators = np.flatnonzero(text == draw.separator)
-    which, places = choose_places(rows, count_masked(rows.lengths, mask_share), numbers, separators)
+    which, places = choose_places(rows, count_masked(rows.lengths, mask_rate), numbers, separators)
     chosen = rows.starts[which] + places
     labels = text[chosen]
     text[chosen] = replace_pieces(labels, numbers[which, places], split, draw)

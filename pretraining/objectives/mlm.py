@@ -113,7 +113,7 @@ class MaskedPieces(Objective):
         """Whether every epoch draws new masks."""
         return self.settings.masks == "dynamic"
 
-    def mask_share(self, done: float) -> float:
+    def mask_rate(self, done: float) -> float:
         """Computes the share of pieces that dynamic masks hide when this share of the steps is done."""
         first, last = self.settings.rate, self.settings.last_rate
         return first if last is None else first + (last - first) * done
@@ -158,7 +158,7 @@ class MaskedPieces(Objective):
             return masked
         from pretraining.model.masks import count_masked
 
-        return count_masked(length, self.mask_share(done))
+        return count_masked(length, self.mask_rate(done))
 
     def batch(self, rows: Rows, draw: Draw | None = None) -> PretrainingBatch:
         from pretraining.model.batch import pack
@@ -171,7 +171,7 @@ class MaskedPieces(Objective):
 
         if draw is None or not self.is_dynamic:
             return Masked(rows.pieces, rows.masked, rows.labels)
-        return draw_masks(rows, self.mask_share(draw.done), Split(*self.settings.split), draw)
+        return draw_masks(rows, self.mask_rate(draw.done), Split(*self.settings.split), draw)
 
     def heads(self, shape: Shape) -> dict[str, str]:
         masked = {PIECE_HEAD: "masked head"}
@@ -260,7 +260,7 @@ class MaskedPieces(Objective):
         """Describes dynamic masks in a line."""
         if not self.is_dynamic:
             return []
-        shares = dict.fromkeys(f"{self.mask_share(done):.3g}" for done in (0.0, 1.0))
+        shares = dict.fromkeys(f"{self.mask_rate(done):.3g}" for done in (0.0, 1.0))
         return [f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces"]
 
     def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:

@@ -8,14 +8,14 @@ from typing import ClassVar
 
 from pretraining.reporting.console import format_number, format_seconds_left
 from pretraining.reporting.meter import Speed
-from pretraining.reporting.run_log import Record
+from pretraining.reporting.run_log import LogRecord
 
 IN_NO_FILE = ("speed", "learns", "said", "total_steps")
 """Fields of records that are split up for files, or only printed."""
 
 
 @dataclass(frozen=True)
-class LearningRecord(Record):
+class LearningRecord(LogRecord):
     """A record of pre-training, with the figures of its objective."""
 
     phase: int

@@ -26,7 +26,7 @@ FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
 
 
 @dataclass(frozen=True)
-class Record:
+class LogRecord:
     """A record of a run after a step: figures for files, and lines for the console.
 
     Each kind of training derives its own records, whose fields are the figures.
@@ -119,7 +119,7 @@ class RunLog:
             if kind is None:
                 raise
 
-    def write(self, record: Record) -> None:
+    def write(self, record: LogRecord) -> None:
         """Writes a record to the file, to TensorBoard and to the console."""
         if not self._active:
             return

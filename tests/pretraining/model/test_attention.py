@@ -22,7 +22,7 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import ByHeads, Grouped, Padded, lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.dropout import Dropout, make_row_keys
-from pretraining.model.gpu_layouts import Joined, Packed, has_flash
+from pretraining.model.gpu_layouts import Packed, PackedTwice, has_flash
 from pretraining.model.layout import Layout
 
 WAYS: dict[str, Callable[..., Layout]] = {
@@ -222,7 +222,7 @@ def test_the_first_sequences_may_see_one_way(way: str, first: int, window: int |
     sight = (False, window, first)
     if way == "flash":
         with FlashKernels():
-            *ours, our_sum = found(Joined(batch.starts, batch.lengths, window, first), qkv, bias, 2)
+            *ours, our_sum = found(PackedTwice(batch.starts, batch.lengths, window, first), qkv, bias, 2)
     elif in_fp32:
         *ours, our_sum = found(WAYS[way](batch, *sight), qkv, bias, 2)
     else:
