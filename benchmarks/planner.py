@@ -60,7 +60,8 @@ def main(arguments: list[str]) -> int:
     )
     phases = tuple(phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases)
     recipe = recipe.model_copy(update={"phases": phases})
-    if faults := find_faults(recipe, ranks=settings.nodes * settings.gpus_per_node):
+    faults = find_faults(recipe, ranks=settings.nodes * settings.gpus_per_node)
+    if faults:
         raise UserError("\n".join(faults))
     cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
     target = machines.make_target(recipe, manifest, *cluster)

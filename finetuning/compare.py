@@ -56,7 +56,8 @@ def read_results(folder: Path) -> dict[str, TaskResult]:
     if isinstance(content, dict):
         content.pop(AVERAGES, None)
     with suppress(ValidationError):
-        if results := RESULTS_OF_TASKS.validate_python(content):
+        results = RESULTS_OF_TASKS.validate_python(content)
+        if results:
             return results
     raise UserError(
         f"{folder / RESULTS}: no results of a command of finetuning/, or damaged\n"

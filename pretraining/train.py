@@ -120,7 +120,8 @@ def main(arguments: list[str]) -> int:
         if wanted.check:
             check(wanted, overrides, world, console)
         else:
-            if tasks := missing_tasks(os.environ, world):
+            tasks = missing_tasks(os.environ, world)
+            if tasks:
                 said = f"warning: Slurm reserved {tasks} tasks, and this is one process alone: srun is missing"
                 open_console(stderr=True, soft_wrap=True).print(said)
             record_early(wanted.out, ending)

@@ -160,8 +160,8 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
     if not manifest.corpus.validation_documents:
         if manifest.settings.validation:
             yield (
-                "nothing is held out for validation: there is one document, and a short one, or all are copies of one; "
-                "take more text, or give --validation 0 if that is meant"
+                "nothing is held out for validation: there is one document, and a short one, or all long ones have "
+                "copies; take more text, leave copies out by --drop-copies, or give --validation 0 if that is meant"
             )
         return
     share = _validation_share(manifest)

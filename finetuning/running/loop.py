@@ -21,7 +21,7 @@ from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
 from finetuning.running.kept import keep_activations
 from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
-from finetuning.running.records import ScoreRecord, TuningStep, describe_progress
+from finetuning.running.records import ScoreRecord, TuningStep
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -31,6 +31,7 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import shared_errors
 from pretraining.processes.stopping import Decision
 from pretraining.reporting.meter import Meter
+from pretraining.reporting.records import describe_progress
 
 
 class TuningState(BaseModel):
@@ -205,9 +206,8 @@ class Tuner(Loop):
             step = self.state.step
             if step >= self.next_record:
                 self.next_record = next(end for end in range(step + 1, self.steps + 1) if self.is_logged(end))
-            seconds = time.monotonic() - self.begun
-            left = self.estimate_seconds_left()
-            self.log.show(describe_progress(step, self.steps, self.next_record, seconds, left))
+            estimates = self.meter.estimate(None, self.estimate_seconds_left())
+            self.log.show(describe_progress(step, self.steps, self.next_record, *estimates))
 
     def estimate_seconds_left(self) -> float | None:
         """Estimates the seconds left for the run from the time of its steps since this start, including evaluation and

@@ -54,17 +54,6 @@ class TuningStep(LogRecord):
         return [f"lr {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
 
 
-def describe_progress(
-    step: int, total: int, next_record: int, seconds: float, seconds_left: float | None
-) -> str | None:
-    """Formats the progress of a run that began `seconds` ago in one line, with the step of the next record; None where
-    it is too early for a line, or before the first step."""
-    if seconds_left is None or seconds <= PATIENCE:
-        return None
-    follow = f"the loss follows at step {next_record:,}"
-    return "  ".join([format_steps(step, total), *format_seconds_left(seconds_left), follow])
-
-
 @dataclass(frozen=True)
 class ScoreRecord(LogRecord):
     """The scores of an evaluation."""
@@ -98,7 +87,5 @@ def describe(scored: SplitScores, metric: str) -> str:
     return "  ".join(shown)
 
 
-PATIENCE = 5.0
-"""Seconds of a run before its first line of progress."""
 UNWRITTEN = ("speed", "total_steps", "language_loss")
 """Fields of a step that are not written under these names."""

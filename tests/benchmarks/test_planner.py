@@ -125,7 +125,7 @@ FAULTS = {
     "--network x8": "^--network x8: unknown",
     "--gpu v100-16 --precision.dtype bf16": 'precision.dtype = "bf16": v100-16 has none',
     "--gpu v100-32 --precision.dtype fp32 --precision.tf32 true": "precision.tf32 = true: v100-32 has none; take false",
-    "--nodes 3": "^phases.0.batch = 65536: does not divide by 24 ranks; take batch = 65544\nphases.1.batch = 32768: ",
+    "--nodes 3": "^phases.0.batch = 65536: does not divide by 24 ranks; take batch = 65520\nphases.1.batch = 32768: ",
     "--recipe gpt2_8b --gpus-per-node 4 --parallel.across_nodes true": "does not divide the ranks, 4; start a multiple",
     f"{HUGE} --gpu a100-40": "--parallel.zero 3 fits",
 }

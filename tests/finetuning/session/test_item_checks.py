@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused(model: str, flags: list[str], message: str
 def test_results_do_not_go_into_the_second_model(fit: Toy, tune: Tune) -> None:
     second = ("--backward", fit.folder / "rtl", *MIX)
     refused = tune(replace(fit, model=fit.folder / "ltr").command(fit.folder / "rtl", *second), code=2)
-    assert f"is --backward {fit.folder / 'rtl'}, which is read" in refused
+    assert f"is what is read, {fit.folder / 'rtl'}" in refused
 
 
 def test_a_bilstm_that_does_not_fit_into_memory_is_told(fit: Toy, tune: Tune) -> None:
