@@ -6,7 +6,6 @@ line; in those of a scale and of a column, `{data}` stands for the folder that C
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -126,15 +125,10 @@ class Table(Section):
     """The paper's columns."""
     beside: Names = ("blimp",)
     """Columns beside the paper's, for all rows with a pre-trained model."""
-
     rows: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
     """Rows."""
     claims: Annotated[tuple[Claim, ...], Field(strict=False)] = ()
     """Claims about the rows."""
-    curve: bool = False
-    """Whether the rows are points along a run, for a chart."""
-    average: bool = False
-    """Whether rows have a mean over the paper's columns."""
 
     def find_row(self, name: str) -> Row:
         """Finds a row by name."""
@@ -252,17 +246,11 @@ def list_tables() -> list[str]:
     return sorted((path.stem for path in (HERE / "tables").glob("*.toml")), key=lambda name: (name[0] != "t", name))
 
 
-def format_flag(name: str) -> str:
-    """Formats a table as a flag: `--table 5` for table5."""
-    return "--{} {}".format(*re.findall(r"[a-z]+|-?\d+", name))
-
-
 @cache
 def load_table(name: str, scale: ScaleName) -> ScaledTable:
     """Reads the declaration of a table. Raises UserError if there is none."""
     if name not in list_tables():
-        there = ", ".join(map(format_flag, list_tables()))
-        raise UserError(f"{format_flag(name)}: is not declared; there is {there}")
+        raise UserError(f"{name}: is not declared; there is {', '.join(list_tables())}")
     table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=find_table_faults)
     files = (HERE / "columns.toml", HERE / "scales.toml")
     columns, scales = (read_settings(Form(Common), path, find_faults=lambda _: []) for path in files)

@@ -1,21 +1,15 @@
-"""A measured table beside the paper's: its results file, and how it is shown as text and as a chart."""
+"""A measured table beside the paper's: its results file, and how it is shown as text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-from statistics import fmean
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
 from benchmarks.reproduction.outcomes import CommandOutcome
 from benchmarks.tables import ResultTable
 from finetuning.results import JsonRecord
-from pretraining.reporting.figures import GREY, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NO_BREAK = "\u00a0"
 """Keeps a figure and its spread on one line."""
@@ -53,9 +47,6 @@ class RowResult(JsonRecord):
     name: str
     cells: dict[str, CellResult]
     paper: dict[str, float]
-    part: float = 1.0
-    """The share of the pre-training that is done."""
-    fresh: bool = False
 
 
 class ClaimVerdict(JsonRecord):
@@ -90,8 +81,6 @@ class TableResult(JsonRecord):
     """Titles of the measured columns."""
     paper: dict[str, str]
     """Titles of the paper's columns."""
-    averaged: list[str] = Field(default_factory=list)
-    """The columns in the mean of a row; none if the paper has no mean."""
     units: str
     """What the values of a cell are, in words."""
     rows: list[RowResult]
@@ -99,14 +88,8 @@ class TableResult(JsonRecord):
     """Why a column has no signal, beside fresh weights or guessing; empty if it has one."""
     verdicts: list[ClaimVerdict]
     notes: list[str]
-    curve: bool = False
-    """Whether the rows are points along a run."""
     runs: dict[str, CommandOutcome]
     """The outcomes of commands, by name."""
-
-
-AVERAGE = "average"
-"""The title of the column of means."""
 
 
 def build_tables(result: TableResult) -> Iterator[ResultTable]:
@@ -119,26 +102,17 @@ def build_tables(result: TableResult) -> Iterator[ResultTable]:
 def build_scores_table(result: TableResult) -> ResultTable:
     """Builds the table of our scores beside the paper's, with a last row of signals."""
     paper = {name: title for name, title in result.paper.items() if any(name in row.paper for row in result.rows)}
-    mean = [AVERAGE] if result.averaged else []
-    head = ["", *result.columns.values(), *mean, *(f"paper: {title}" for title in (*paper.values(), *mean))]
+    head = ["", *result.columns.values(), *(f"paper: {title}" for title in paper.values())]
     rows = []
     for row in result.rows:
         shown = [row.cells[name].text if name in row.cells else "" for name in result.columns]
-        means = [row.cells[name].mean if name in row.cells else None for name in result.averaged]
         published = [f"{row.paper[name]:g}" if name in row.paper else "" for name in paper]
-        our_mean, their_mean = ([format_mean(each)] * len(mean) for each in (means, [*map(row.paper.get, paper)]))
-        rows.append([row.name, *shown, *our_mean, *published, *their_mean])
+        rows.append([row.name, *shown, *published])
     if any(result.signals.values()):
         told = ["", *(result.signals.get(name) or "" for name in result.columns)]
         rows.append([*told, *[""] * (len(head) - len(told))])
     title = f"{result.title}, scale {result.scale}. Mean ± spread over {result.units}"
     return ResultTable(title, head, rows)
-
-
-def format_mean(values: Sequence[float | None]) -> str:
-    """Formats the mean of a row's columns; empty if one of them is missing."""
-    known = [value for value in values if value is not None]
-    return f"{fmean(known):.1f}" if known and len(known) == len(values) else ""
 
 
 def build_claims_table(result: TableResult) -> ResultTable:
@@ -159,26 +133,3 @@ def list_troubles(result: TableResult) -> list[str]:
             if not note.startswith(("no data", "to do", "one answer")):
                 said.setdefault(note, {})[row.name] = None
     return [f"{note} ({', '.join(rows)})" for note, rows in said.items()]
-
-
-def draw_curves(result: TableResult) -> Figure:
-    """Draws the scores of every column along the pre-training, with their spread: a curve for each kind of rows, and a
-    dashed line for fresh weights."""
-    figure = new_figure(3.0 * len(result.columns))
-    plots = figure.subplots(len(result.columns), squeeze=False)[:, 0]
-    for axes, (name, title) in zip(plots, result.columns.items(), strict=True):
-        scored = [(row, row.cells[name]) for row in result.rows if name in row.cells]
-        points: dict[str, list[tuple[float, float, float]]] = {}
-        for row, cell in scored:
-            if cell.mean is not None and row.fresh:
-                axes.axhline(cell.mean, color=GREY, linestyle="--", linewidth=1)
-            elif cell.mean is not None:
-                point = (100 * row.part, cell.mean, cell.spread or 0.0)
-                points.setdefault(row.name.rpartition(" ")[0], []).append(point)
-        for kind, of_kind in points.items():
-            parts, means, spreads = zip(*of_kind, strict=True)
-            axes.errorbar(parts, means, yerr=spreads, marker="o", capsize=3, label=kind)
-        axes.set(title=title, xlabel="pre-training done, %")
-        axes.grid(alpha=0.3)
-        axes.legend(frameon=False)
-    return figure

@@ -48,13 +48,11 @@ class TableSummary:
             what=d.scale.what,
             columns={name: column.title for name, column in d.measured.items()},
             paper={name: d.columns[name].title for name in d.table.columns},
-            averaged=[name for name in d.measured if name not in d.table.beside] if d.table.average else [],
             units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{count_fine_tunings(d)} of one pre-training",
             rows=list(made.values()),
             signals=signals,
             verdicts=list(self._list_verdicts(made, signals)),
             notes=[*self._list_notes(), *self._ledger.describe_commits(commands)],
-            curve=d.table.curve,
             runs={each.name: outcome for each in commands if (outcome := self._ledger.find(each)[1])},
         )
 
@@ -62,9 +60,7 @@ class TableSummary:
         """Returns a row with its cells; one that is not run has the paper's values alone."""
         names = self._declared.list_columns(row) if row in self._declared.rows else ()
         cells = {name: self._summarise_cell(row, name) for name in names}
-        scale = self._declared.scale
-        part = (scale.find_checkpoint(row.part) or scale.steps) / scale.steps
-        return RowResult(name=row.name, cells=cells, paper=row.paper, part=part, fresh=row.fresh)
+        return RowResult(name=row.name, cells=cells, paper=row.paper)
 
     def _summarise_cell(self, row: Row, name: str) -> CellResult:
         """Returns the scores of a row in a column."""
