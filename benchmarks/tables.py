@@ -207,15 +207,9 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
 
 def summarise_fine_tuning_scores(found: Results) -> Iterator[ResultTable]:
     """Yields the mean scores of our fine-tuning and of transformers' Trainer, over seeds."""
-    rows = []
-    for name, task in found["tasks"].items():
-        apart = f"{100 * task['difference']:+.1f}"
-        apart += f" ± {100 * task['standard_error']:.1f}" if "standard_error" in task else ""
-        means = {"Cloze": task["our_mean"], "Trainer": task["their_mean"]}
-        scores = {side: f"{100 * score:.1f}" for side, score in means.items()}
-        about = {"model": task["model"], "task": name, "metric": task["metric"], "seeds": len(task["scores"])}
-        rows.append({**about, **scores, "apart": apart})
-    yield build_table("", rows)
+    shown = ("model", "metric", "our_mean", "their_mean", "difference", "standard_error")
+    tasks = found["tasks"].items()
+    yield build_table("", [{"task": name, **{key: task[key] for key in shown if key in task}} for name, task in tasks])
 
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:
