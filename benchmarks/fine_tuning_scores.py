@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import (
+from benchmarks.fine_tuning import (
     PEER,
     UnscoredTuner,
     build_arguments,

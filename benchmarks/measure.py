@@ -226,9 +226,7 @@ def read_results(path: Path) -> dict[str, Any]:
     found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not {"benchmark", "environment"} <= set(found):
         given = found.get("format", "none") if isinstance(found, dict) else "none"
-        raise UserError(
-            f"{path}: results in format {given}, and {FORMAT} is read; remove it, and measure again"
-        )
+        raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; remove it, and measure again")
     return found
 
 

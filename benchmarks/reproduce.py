@@ -33,8 +33,7 @@ from benchmarks.processes import follow
 from benchmarks.reproduction.commands import Command, divide_commands, find_lacking, list_cells, order_commands
 from benchmarks.reproduction.declaration import ScaledTable, ScaleName, load_table
 from benchmarks.reproduction.outcomes import BENCHMARK, SETTLED, CommandOutcome, Ledger, read_ending, strip_seed
-from benchmarks.reproduction.results import build_tables
-from benchmarks.reproduction.summing import TableSummary
+from benchmarks.reproduction.results import TableSummary, build_tables
 from benchmarks.tables import ResultTable, show
 from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code

@@ -25,10 +25,10 @@ if __name__ == "__main__":
 
     begin()
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean, median
 from typing import Any, Literal
 
 import torch
@@ -194,7 +194,7 @@ class ContestRun:
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
-        ceiling, sides = statistics.median(self._ceilings), {}
+        ceiling, sides = median(self._ceilings), {}
         for name, (shape, peak) in self._models.items():
             figures = summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling)
             sides[name] = {**figures, "peak_memory_gib": round(peak / 2**30, 2)}
@@ -202,19 +202,12 @@ class ContestRun:
         return {
             "sequences": self._contest.sequences,
             "matrix_gflops": round(ceiling / 1e9),
-            **describe_lengths(self._batches),
+            "mean_length": round(fmean(each for batch in self._batches for each in batch.lengths), 1),
             **({"gpu": clocks} if self._clocks_before else {}),
             "apart": self._bench.settings.apart,
             "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
-
-
-def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
-    """Returns the mean length of the sequences, and the share of real pieces in padded batches."""
-    pieces, sequences = sum(len(each.pieces) for each in batches), sum(len(each.lengths) for each in batches)
-    padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
-    return {"mean_length": round(pieces / sequences, 1), "real_share_of_padded": round(pieces / padded, 3)}
 
 
 def fit_sequences(contest: Contest, bench: Bench) -> Contest:

@@ -11,8 +11,16 @@ from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks.contests import Turns
-from benchmarks.fine_tuners import Exercise, ItemSubset, encode_rows
-from benchmarks.fine_tuning import FineTuningSpeed, compete, find_contests, run_contest, summarise
+from benchmarks.fine_tuning import (
+    Exercise,
+    FineTuningSpeed,
+    ItemSubset,
+    compete,
+    encode_rows,
+    find_contests,
+    run_contest,
+    summarise,
+)
 from data_prep.common.errors import UserError
 from finetuning.ragged import Ragged
 from finetuning.tasks.sentences import SentenceItems

@@ -15,7 +15,7 @@ import torch
 from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
-from benchmarks.fine_tuners import open_context
+from benchmarks.fine_tuning import open_context
 from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import EncoderWeights, FeatureModel
