@@ -381,10 +381,9 @@ def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
     known = [f"{task}-{how}" for task in FILES for how in ("padded", "dynamic")]
     there = [name for name in known if (settings.data / FILES[name.partition("-")[0]]).exists()]
     for name in settings.contests:
-        if name not in (*known, *DEMO):
-            raise UserError(f"--contests {name}: is none of {', '.join((*known, *DEMO))}")
         if name not in (*there, *DEMO):
-            raise UserError(f"--contests {name}: {settings.data} has no data for it; set CLOZE_DATA, or give --data")
+            with_data = f"is none of {', '.join((*there, *DEMO))}, for which {settings.data} has data"
+            raise UserError(f"--contests {name}: {with_data}; set CLOZE_DATA, or give --data")
     if not settings.contests and not there:
         console.print(
             f"{settings.data} has no tasks: the sentences are those of the demo corpus (real ones: CLOZE_DATA)"

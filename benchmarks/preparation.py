@@ -259,12 +259,20 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, round
 
 
 def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
-    """Runs shard.py, and measures its time and the peak memory of its processes."""
+    """Runs shard.py, and measures its time and the peak resident memory of each of its processes."""
     peaks: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
         command += ["--vocab", str(vocabulary)] if vocabulary else []
-        seconds = watch_memory(command, peaks)
+        start = time.perf_counter()
+        process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            with suppress(psutil.Error):  # some processes have ended
+                for each in (process, *process.children(recursive=True)):
+                    peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
+            time.sleep(0.02)
+        assert process.returncode == 0
+        seconds = time.perf_counter() - start
     main, *workers = peaks.values()
     return {
         "text_mb": megabytes,
@@ -274,19 +282,6 @@ def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dic
         "worker_peak_mb": round(max(workers) / 1e6),
         "main_peak_mb": round(main / 1e6),
     }
-
-
-def watch_memory(command: Sequence[str], peaks: dict[int, int]) -> float:
-    """Runs a command, and records the peak resident memory of each of its processes; returns the seconds."""
-    start = time.perf_counter()
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        with suppress(psutil.Error):  # some processes have ended
-            for each in (process, *process.children(recursive=True)):
-                peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
-        time.sleep(0.02)
-    assert process.returncode == 0
-    return time.perf_counter() - start
 
 
 def run(settings: Preparation, console: Console) -> None:

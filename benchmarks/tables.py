@@ -55,11 +55,8 @@ def show(console: Console, tables: Iterable[ResultTable]) -> None:
 
 def show_contest(console: Console, name: str, contest: Results) -> None:
     """Prints a contest: the medians of every side, and how many times as fast we are."""
-    rows = []
-    for side, figures in contest.get("sides", {}).items():
-        shown = {figure: value for figure, value in figures.items() if is_cell(value)}
-        medians = {figure: value["median"] if isinstance(value, Mapping) else value for figure, value in shown.items()}
-        rows.append({"side": side, **medians})
+    sides = contest.get("sides", {}).items()
+    rows = [{"side": side, **{name: read_median(each) for name, each in figures.items()}} for side, figures in sides]
     show(console, [build_table(name, rows), build_table("times as fast", [list_ratios(contest)])])
 
 
@@ -68,8 +65,6 @@ def format_cell(value: Any, name: str = "") -> str:
     if isinstance(value, Mapping):
         ends = [format_cell(value[end], name) for end in ("lowest", "highest") if end in value]
         return format_cell(value["median"], name) + (f" ({' to '.join(ends)})" if ends else "")
-    if isinstance(value, list):
-        return ", ".join(map(format_cell, value)) if len(value) <= 6 else f"{len(value)} values"
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if not isinstance(value, float):
@@ -77,13 +72,6 @@ def format_cell(value: Any, name: str = "") -> str:
     if "share" in name and 0.001 <= abs(value) <= 1:
         return f"{value:.1%}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def is_cell(value: Any) -> bool:
-    """Whether a value fits into one cell of a table."""
-    if isinstance(value, Mapping):
-        return "median" in value
-    return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
 
 
 def format_title(name: str) -> str:

@@ -231,7 +231,6 @@ def summarise(
     return {
         "sequences_per_second": spread([len(batch.lengths) / taken for batch, taken in steps], 2),
         "real_pieces_per_second": spread([len(batch.pieces) / taken for batch, taken in steps], 0),
-        "useful_tflops": spread([each / 1e12 for each in flops], 4),
         "share_of_ceiling": spread([each / ceiling for each in flops]),
         "share_of_ceiling_computed": spread([each / ceiling for each in computed]),
         "seconds_a_step": spread(seconds, 4),
