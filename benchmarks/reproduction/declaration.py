@@ -21,7 +21,6 @@ from data_prep.common.sections import Positive, Section
 HERE = Path(__file__).parent
 ScaleName = Literal["demo", "tiny", "mini", "gpu", "base", "large"]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
 LEFT_OUT = ""
 """The stand-in of a column that is omitted at a scale."""
 
@@ -41,7 +40,7 @@ class TableColumn(Section):
     """The split to show (default: the first)."""
     figure: str = ""
     """The figure to show (default: that which selects runs)."""
-    files: Names = ()
+    files: Words = ()
     """Patterns of the files that it reads, below data/ or the folder that CLOZE_DATA names; each needs a match."""
     cure: str = ""
     """How to get missing files."""
@@ -92,7 +91,7 @@ class Row(Section):
     """The recipe of fine-tuning, unless the scale has words of its own without a recipe."""
     features: str = ""
     """The layers whose frozen activations a BiLSTM reads, instead of fine-tuning."""
-    columns: Names = ()
+    columns: Words = ()
     """Its columns (default: all)."""
     paper: dict[str, float] = Field(default_factory=dict)
     """The paper's values."""
@@ -103,9 +102,9 @@ class Claim(Section):
 
     text: str
     """The claim, in the paper's words or ours."""
-    rows: Names
+    rows: Words
     """Rows from the best to the worst; with `within`, rows that are compared with the first."""
-    columns: Names
+    columns: Words
     """The columns of the claim."""
     within: Annotated[float, Field(gt=0)] | None = None
     """The largest distance from the first row, if the claim is that rows are equal; in the units shown."""
@@ -121,9 +120,9 @@ class Table(Section):
 
     title: str
     """The title."""
-    columns: Names
+    columns: Words
     """The paper's columns."""
-    beside: Names = ("blimp",)
+    beside: Words = ("blimp",)
     """Columns beside the paper's, for all rows with a pre-trained model."""
     rows: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
     """Rows."""
@@ -138,8 +137,6 @@ class Table(Section):
 class TableScale(Section):
     """The sizes of data, models and fine-tuning."""
 
-    what: str
-    """The description."""
     text: Words = ()
     """The text, as words of shard.py after --docs; none if `shards` names documents in pieces."""
     shards: Words = ()

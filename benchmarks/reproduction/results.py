@@ -87,8 +87,6 @@ class TableResult(JsonRecord):
     table: str
     title: str
     scale: str
-    what: str
-    """The description of the scale."""
     columns: dict[str, str]
     """Titles of the measured columns."""
     paper: dict[str, str]
@@ -121,7 +119,6 @@ class TableSummary:
             table=d.name,
             title=d.title,
             scale=d.scale_name,
-            what=d.scale.what,
             columns={name: column.title for name, column in d.measured.items()},
             paper={name: d.columns[name].title for name in d.table.columns},
             units=f"{d.seeds} pre-trainings" if d.seeds > 1 else f"{count_fine_tunings(d)} of one pre-training",
