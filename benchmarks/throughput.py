@@ -9,11 +9,13 @@
 
 All sides train on the same batches with real lengths: of --shards, of the text in the folder that CLOZE_DATA names, or
 of the built-in corpus. They compute in the device's fast type of numbers, with dropout and AdamW, in a process each.
-transformers runs as its users run it: autocast over fp32 weights, the fused optimizer, batches
+transformers, if it is installed, runs as its users run it: autocast over fp32 weights, the fused optimizer, batches
 that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
 effect of that alone. Steps alternate; ratios are medians. The ceilings, the speed of matrix products and of memory, are
-measured too. A contest that does not fit into memory is halved. Results go to benchmarks/results/, a file for each kind
-of hardware; contests of other architectures than BERT have another file, architectures-HARDWARE.json.
+measured too. Without --contests, a short trial of each contest decides how often its sequences are halved (at most to
+an eighth), so that all its steps take about 25 s in the first contest and 120 s in each other one. A contest that does
+not fit into memory is halved too. Results go to benchmarks/results/, a file for each kind of hardware; contests of
+other architectures than BERT have another file, architectures-HARDWARE.json.
 """
 
 import sys
@@ -25,6 +27,7 @@ if __name__ == "__main__":
 
     begin()
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,6 +65,10 @@ EACH = 5
 """Rounds after which the ceiling is measured once more, which takes as long as some steps."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
+FIRST_SECONDS, SECONDS = 25.0, 120.0
+"""Seconds that the steps of the first contest, and of each other one, may take if no --contests are given."""
+TRIAL = 8
+"""A trial with 1 / TRIAL of a contest's sequences estimates its time, and halving for time stops there."""
 AGAIN = "cloze, again"
 """Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
 MASKED = [name for name, kind in architectures().items() if "both" in kind.sees]
@@ -100,7 +107,7 @@ class Throughput:
     contests: tuple[str, ...] = ()
     """[ARCHITECTURE:]SIZE-LENGTH-SEQUENCES each, or -auto for as many sequences as fit (default: by device)."""
     peer: Literal["transformers", "none"] = "transformers"
-    """The peer."""
+    """The peer; it is left out, and a line says so, if it is not installed."""
     against: tuple[str, ...] = ()
     """Names of other sides, such as "cloze, compiled", or "cloze, bert" for BERT of the same layers and width."""
     apart: bool = False
@@ -125,9 +132,11 @@ class Bench:
     dtype: torch.dtype
     sides: tuple[str, ...]
     console: Console
+    seconds: float = math.inf
+    """Seconds that all steps of a contest may take."""
 
 
-def choose_sides(settings: Throughput, device: torch.device) -> tuple[str, ...]:
+def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
     """Chooses the sides. Kept memory concerns CPUs alone: on a GPU, PyTorch keeps it for all."""
     unknown = [name for name in settings.against if name not in SIDES]
     if unknown:
@@ -136,7 +145,8 @@ def choose_sides(settings: Throughput, device: torch.device) -> tuple[str, ...]:
     if settings.peer == "none":
         peers = ()
     elif find_missing_packages("transformers"):
-        raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
+        console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
+        peers = ()
     return tuple(dict.fromkeys((OURS, *peers, *settings.against)))
 
 
@@ -162,8 +172,8 @@ class ContestRun:
 
     def __init__(self, contest: Contest, bench: Bench) -> None:
         self._contest, self._bench = contest, bench
-        self._shape, read = contest.open(bench.shards)
-        self._batches = [*map(read, range(WARM_UP + bench.settings.rounds))]
+        self._shape, _ = contest.open(bench.shards)
+        self._batches: list[PretrainingBatch] = []
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._models: dict[str, tuple[Shape, int]] = {}
@@ -175,6 +185,8 @@ class ContestRun:
         bench, first = self._bench, next(iter(kinds))
         bench.console.print(f"{self._contest}: {', '.join(kinds)} {'are' if len(kinds) > 1 else 'is'} loading")
         with open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
+            if not self._batches:
+                self._choose_batches(sides)
             progress = StepProgress(bench.console, str(self._contest), "", len(sides) * len(self._batches), 0)
 
             def take_turn(side: Side, coming: Iterator[tuple[int, PretrainingBatch]]) -> float:
@@ -191,6 +203,24 @@ class ContestRun:
             self._models |= {name: side.ask("describe") for name, side in sides.items()}
             if bench.settings.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
+
+    def _choose_batches(self, sides: Mapping[str, Side]) -> None:
+        """Halves the sequences of the contest until all steps fit into the time, by a trial; reads its batches."""
+        bench, asked, steps = self._bench, self._contest, WARM_UP + self._bench.settings.rounds
+        if bench.seconds < math.inf:
+            trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
+            first, second = map(trial.open(bench.shards)[1], range(2))
+            runs = len(bench.sides) + 1 if bench.settings.apart else len(sides)  # ours comes again
+            spent = 0.0
+            for side in sides.values():
+                side.ask("step", first)
+                spent += runs / len(sides) * steps * side.ask("step", second) / trial.sequences
+            while self._contest.sequences > trial.sequences and spent * self._contest.sequences > bench.seconds:
+                self._contest = self._contest.halved()
+            if self._contest != asked:
+                fewer = f"{asked}: cut to {self._contest.sequences} sequences, to take about {bench.seconds:.0f} s"
+                bench.console.print(f"{fewer}; --contests {asked} measures all of it")
+        self._batches = [*map(self._contest.open(bench.shards)[1], range(steps))]
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
@@ -260,7 +290,7 @@ def measure(settings: Throughput, console: Console) -> None:
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
     dtype = choose_dtype(settings.dtype, device)
-    sides = choose_sides(settings, device)
+    sides = choose_sides(settings, device, console)
     shards = find_shards(settings.shards, settings.data, console.print)
     vocabulary = Manifest.read(shards).vocabulary_size
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
@@ -280,7 +310,9 @@ def measure(settings: Throughput, console: Console) -> None:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for contest in given:
+    for number, contest in enumerate(given):
+        if not settings.contests:
+            bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
         found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(replace(contest, sequences=found["sequences"])), found)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -29,6 +31,7 @@ from benchmarks.throughput import Bench, Throughput
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
 from data_prep.common.errors import UserError
 from pretraining.huggingface.weights import import_weights
+from pretraining.model.batch import PretrainingBatch
 from pretraining.objectives.declaration import build_model, find_objective
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -156,6 +159,23 @@ def test_a_contest_without_memory_goes_on_with_half(shared: Place, monkeypatch: 
     monkeypatch.setattr(throughput, "run_contest", run)
     bench = make_bench(shared.data, "cloze")
     assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print) == {"ran": 2}
+
+
+def test_a_slow_machine_gets_fewer_sequences(shared: Place) -> None:
+    """A trial halves the sequences until the steps of all sides fit into the time. They take 1 s a sequence."""
+
+    class SideOfSeconds:
+        def ask(self, method: str, batch: PretrainingBatch) -> float:
+            return float(len(batch.lengths))
+
+    found = {}
+    for seconds in (math.inf, 1000.0, 128.0, 1.0):
+        bench = replace(make_bench(shared.data, "cloze", rounds=3), seconds=seconds)
+        run = throughput.ContestRun(Contest.parse("tiny-32-32"), bench)
+        run._choose_batches({"cloze": SideOfSeconds(), "peer": SideOfSeconds()})  # type: ignore[dict-item]
+        assert len(run._batches) == throughput.WARM_UP + 3
+        found[seconds] = len(run._batches[0].lengths)
+    assert found == {math.inf: 32, 1000.0: 32, 128.0: 8, 1.0: 4}
 
 
 @pytest.mark.slow
