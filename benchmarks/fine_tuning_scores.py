@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from benchmarks.fine_tuners import (
+from benchmarks.fine_tuning import (
     PEER,
     UnscoredTuner,
     build_arguments,
@@ -56,6 +56,8 @@ from pretraining.model.batch import CPU
 from pretraining.processes.group import default_threads
 
 OURS, THEIRS = "Cloze", "Trainer"
+HOW = {"learning_rate": 1e-4, "epochs": 3.0}
+"""The settings of both sides, besides those of the recipe of GLUE."""
 
 
 @dataclass(frozen=True)
@@ -70,17 +72,13 @@ class FineTuningScores:
     """Folder with glue/."""
     seeds: int = 10
     """Fine-tunings of each task on each side."""
-    learning_rate: float = 1e-4
-    """Learning rate of both sides."""
-    epochs: float = 3.0
-    """How often both go through the examples."""
     out: Path | None = None
     """File for the results (default: in benchmarks/results)."""
 
-    def settings(self, seed: int) -> FineTuning:
-        """Returns the settings of the recipe of GLUE that both sides follow."""
-        given = {"learning_rate": self.learning_rate, "epochs": self.epochs, "seed": seed, "precision.dtype": '"fp32"'}
-        return load_quiet_settings("glue", **given)
+
+def load_shared_settings(seed: int) -> FineTuning:
+    """Loads the settings that both sides follow."""
+    return load_quiet_settings("glue", **HOW, seed=seed, **{"precision.dtype": '"fp32"'})
 
 
 def open_task(name: str, data: Path, model: Path, settings: FineTuning) -> SentenceTask:
@@ -139,15 +137,15 @@ def measure(wanted: FineTuningScores, console: Console) -> None:
     keeper = ResultsFile("fine_tuning_scores", ["torch", "deepspeed", *PEER], wanted.out, with_gpu=False)
     tasks: dict[str, Any] = keeper.earlier.get("tasks", {})
     checksum = Base(find_model(str(wanted.model))).identity["checksum"]
-    how = {"learning_rate": wanted.learning_rate, "epochs": wanted.epochs, "checksum": checksum}
+    how = {**HOW, "checksum": checksum}
     for name in wanted.tasks:  # before any is trained
         if name in tasks and not how.items() <= tasks[name].items():
             raise UserError(f"{keeper.path}: has {name} of another model or settings; give another file as --out")
     for name in wanted.tasks:
-        task = open_task(name, wanted.data, wanted.model, wanted.settings(0))
+        task = open_task(name, wanted.data, wanted.model, load_shared_settings(0))
         scores = tasks.get(name, {}).get("scores", {})
         for seed in range(wanted.seeds):
-            settings, own = wanted.settings(seed), scores.setdefault(str(seed), {})
+            settings, own = load_shared_settings(seed), scores.setdefault(str(seed), {})
             for side, score in ((OURS, score_ours), (THEIRS, score_theirs)):
                 if side not in own:
                     own[side] = round(score(task, wanted.model, settings), 4)

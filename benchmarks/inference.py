@@ -53,7 +53,7 @@ from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import read_shape, write_fine_tuned
 
 TOGETHER = 32
-"""Sentences of a request of the peers, if we get all at once."""
+"""Sentences of a request of SST-2's lengths, beside requests of one; of the peers also if we get all at once."""
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 REST = 0.05
 """Seconds between turns, in which the threads of the last side stop spinning."""
@@ -77,8 +77,6 @@ class Inference:
     """Sequences of a request, for requests of one length."""
     lengths: tuple[int, ...] = (128,)
     """Lengths of these sequences, in pieces."""
-    mixed: tuple[int, ...] = (1, 32)
-    """Sentences of a request, for requests of SST-2's lengths."""
     sentences: int = 64
     """The number of SST-2's sentences; 0 for none, which needs no numba."""
     rounds: int = 3
@@ -116,7 +114,7 @@ def build_contests(
         even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
         yield InferenceContest(f"{batch} x {length}", [even])
     if sentences:
-        for batch in settings.mixed:
+        for batch in (1, TOGETHER):
             yield InferenceContest(f"{source}, {batch} at a time", split_requests(sentences, batch))
         yield InferenceContest(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
 
@@ -230,8 +228,8 @@ def measure(settings: Inference, console: Console) -> None:
     unknown = [name for name in settings.sides if name not in EVERY]
     if unknown:
         raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, EVERY))}")
-    if min((settings.rounds, *settings.batches, *settings.mixed, *settings.lengths)) < 1 or settings.sentences < 0:
-        raise UserError("--rounds, --batches, --lengths and --mixed: at least 1; --sentences: at least 0")
+    if min((settings.rounds, *settings.batches, *settings.lengths)) < 1 or settings.sentences < 0:
+        raise UserError("--rounds, --batches and --lengths: at least 1; --sentences: at least 0")
     vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)
     source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
     keeper = ResultsFile("inference", ["torch", "transformers", "onnxruntime"], settings.out)

@@ -2,7 +2,7 @@
 """Measures how fast one rank's batches are prepared, on one core: as the thread beside a GPU does it.
 
     python benchmarks/loader.py --data data/wiki
-    python benchmarks/loader.py --data data/wiki --length 512 --ranks 8 64 --sequences 64
+    python benchmarks/loader.py --data data/wiki --length 512
 
 A rank reads its own sequences alone, but needs the sizes of the global batch, which grows with the ranks. Both kinds
 of masks take turns: those of the shards, and masks that are drawn anew. Seconds are CPU time of the thread: other
@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -42,6 +42,10 @@ SEED = 12345
 Masks = Literal["static", "dynamic"]
 WAYS: tuple[Masks, ...] = ("static", "dynamic")
 """Masks of the shards, and masks that are drawn anew in each epoch."""
+RANKS: Sequence[int] = (1, 8, 64, 512)
+"""Numbers of ranks that share the global batch."""
+SEQUENCES = 256
+"""Sequences of a rank in a step."""
 WARM_UP = 1
 WANTED = 700_000
 """Pieces a second of base at 128 on an H200, by the goals of `make gpu`; measured were 779,000 with 2,048 sequences."""
@@ -55,11 +59,7 @@ class Loader:
     """Folder of shards (default: build/demo, made of the demo corpus if it is missing)."""
     length: int = 128
     """A length of the shards."""
-    sequences: int = 256
-    """Sequences of a rank in a step."""
-    ranks: tuple[int, ...] = (1, 8, 64, 512)
-    """Numbers of ranks that share the global batch."""
-    steps: int = 7
+    rounds: int = 7
     """Steps of which the median is taken."""
     out: Path | None = None
     """File for the numbers (default: in benchmarks/results, by the hardware)."""
@@ -86,8 +86,7 @@ def make_reader(dataset: Dataset, sequences: int, ranks: int) -> Callable[[], tu
 def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) -> list[dict[str, Any]]:
     """Measures pieces a CPU second for each kind of masks, and the ratio to what a GPU takes."""
     readers = {
-        way: make_reader(open_dataset(data, manifest, settings.length, ranks, way), settings.sequences, ranks)
-        for way in WAYS
+        way: make_reader(open_dataset(data, manifest, settings.length, ranks, way), SEQUENCES, ranks) for way in WAYS
     }
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
 
@@ -96,9 +95,9 @@ def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) 
         speeds[way].append(pieces / seconds)
         return seconds
 
-    alternate({way: partial(turn, way) for way in WAYS}, settings.steps, WARM_UP)
+    alternate({way: partial(turn, way) for way in WAYS}, settings.rounds, WARM_UP)
     pieces = {way: spread(own[WARM_UP:], 0) for way, own in speeds.items()}
-    about = {"length": settings.length, "sequences": settings.sequences, "ranks": ranks}
+    about = {"length": settings.length, "sequences": SEQUENCES, "ranks": ranks}
     return [
         {**about, "masks": way, "pieces_per_second": each, "times_what_a_gpu_takes": round(each["median"] / WANTED, 1)}
         for way, each in pieces.items()
@@ -107,14 +106,14 @@ def measure_ranks(settings: Loader, data: Path, manifest: Manifest, ranks: int) 
 
 def measure(settings: Loader, console: Console) -> None:
     """Measures for all numbers of ranks; prints and writes the results."""
-    if min((*settings.ranks, settings.sequences, settings.steps, settings.length)) < 1:
-        raise UserError("--ranks, --sequences, --steps and --length: at least 1")
+    if min(settings.rounds, settings.length) < 1:
+        raise UserError("--rounds and --length: at least 1")
     keeper = ResultsFile("loader", ["torch", "numpy", "pyarrow"], settings.out, with_gpu=False)
     data = settings.data or make_demo(lambda line: console.print(line, markup=False))
     manifest = Manifest.read(data)
     if manifest.length_for(settings.length) is None:
         raise UserError(f"--length {settings.length}: {data} has {', '.join(map(str, manifest.lengths()))}")
-    rows = [row for ranks in settings.ranks for row in measure_ranks(settings, data, manifest, ranks)]
+    rows = [row for ranks in RANKS for row in measure_ranks(settings, data, manifest, ranks)]
     found = {"wanted": WANTED, "speeds": rows}
     show(console, summarise_loader(found))
     console.print(f"kept in {keeper.keep(found)}")

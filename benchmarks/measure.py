@@ -10,7 +10,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -187,37 +186,20 @@ def _find_lost(path: Path, results: Mapping[str, Any], replaces: bool = False) -
         return "something else than results"
     if not isinstance(before, dict) or before.get("benchmark") != results.get("benchmark"):
         return "something else than results of this benchmark"
-    if replaces:
-        return ""
-    now = dict(_list_sides(results))
-    lost = [
-        f"{side} ({', '.join(place)})" for place, sides in _list_sides(before) for side in sides - now.get(place, set())
-    ]
-    rows = dict(_count_rows(results))
-    lost += [
-        f"{many} rows of {', '.join(place)} and not {rows.get(place, 0)}"
-        for place, many in _count_rows(before)
-        if rows.get(place, 0) < many
-    ]
-    return ", ".join(sorted({*lost, *before.keys() - results.keys()}))
+    return "" if replaces else ", ".join(sorted({*_list_parts(before)} - {*_list_parts(results)}))
 
 
-def _count_rows(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yields the number of rows of every list of them, with the names that lead to it."""
+def _list_parts(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the parts of results that could be lost: keys of the file, sides of contests, and rows of lists."""
     for name, each in found.items():
-        if isinstance(each, list) and any(isinstance(row, Mapping) for row in each):
-            yield (*place, name), len(each)
+        if not place:
+            yield name
+        if name == "sides":
+            yield from (f"{side} ({', '.join(place)})" for side in each)
+        elif isinstance(each, list) and any(isinstance(row, Mapping) for row in each):
+            yield from (f"row {number} of {', '.join((*place, name))}" for number in range(1, len(each) + 1))
         elif isinstance(each, Mapping):
-            yield from _count_rows(each, (*place, name))
-
-
-def _list_sides(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], set[str]]]:
-    """Yields the sides of every contest, with the names that lead to it."""
-    for name, each in found.items():
-        if name == "sides" and isinstance(each, Mapping | list):
-            yield place, {*each}
-        elif isinstance(each, Mapping):
-            yield from _list_sides(each, (*place, name))
+            yield from _list_parts(each, (*place, name))
 
 
 class ResultsFile:
@@ -233,13 +215,6 @@ class ResultsFile:
         found = read_results(self.path) if self.path.is_file() else {}
         return {name: each for name, each in found.items() if name not in ("format", "benchmark", "environment")}
 
-    @property
-    def readable(self) -> dict[str, Any]:
-        """The same, but empty if the file is not a results file, for a run that measures everything anew."""
-        with suppress(UserError):
-            return self.earlier
-        return {}
-
     def keep(self, found: Mapping[str, Any], replaces: bool = False) -> Path:
         """Writes results, in place of any earlier ones if they replace them; returns the path of the file."""
         about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries, self._with_gpu)}
@@ -251,7 +226,7 @@ def read_results(path: Path) -> dict[str, Any]:
     found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not {"benchmark", "environment"} <= set(found):
         given = found.get("format", "none") if isinstance(found, dict) else "none"
-        raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; run its benchmark again")
+        raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; remove it, and measure again")
     return found
 
 

@@ -20,7 +20,6 @@ if __name__ == "__main__":
 
 import time
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from rich.console import Console
@@ -33,7 +32,7 @@ from benchmarks.training_sides import Contest, Training, join_micro_batches
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.architectures.bert import ARCHITECTURE as BERT
-from pretraining.config.settings import Dtype, Optimizer, Precision
+from pretraining.config.settings import Optimizer, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatches
@@ -41,7 +40,8 @@ from pretraining.optimizers.declaration import DEFAULT, optimizers
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.reporting.hardware import synchronize
 
-SEQUENCES = 2
+LENGTH, SEQUENCES = 128, 2
+"""The batch that all train on, whose passes are not counted."""
 WARM_UP = 2
 
 
@@ -51,16 +51,10 @@ class Optimizers:
 
     shards: Path | None = None
     """Folder of shards (default: made of real text, or of the corpus that is built in)."""
-    length: int = 128
-    """Length of the two sequences that all train on."""
     size: str = "base"
     """Size of the model."""
     optimizers: tuple[str, ...] = ("lamb", "muon")
     """Who takes turns with AdamW."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where all compute."""
-    dtype: Dtype | Literal["auto"] = "auto"
-    """In which numbers the model computes; auto: those that the device is fast in."""
     rounds: int = 9
     """Alternating steps of which the median is taken."""
     out: Path | None = None
@@ -90,9 +84,9 @@ class TimedSteps:
 
 def compare(settings: Optimizers, device: torch.device, console: Console) -> Turns:
     """Lets the optimizers take turns."""
-    contest = Contest(settings.size, settings.length, SEQUENCES)
+    contest = Contest(settings.size, LENGTH, SEQUENCES)
     shape, read = contest.open(find_shards(settings.shards, DATA, console.print))
-    dtype = name_dtype(choose_dtype(settings.dtype, device))
+    dtype = name_dtype(choose_dtype("auto", device))
     batches, sides = join_micro_batches([read(0)]), {}
     for name in dict.fromkeys((DEFAULT, *settings.optimizers)):
         own = EngineSettings(optimizer=Optimizer(name=name), precision=Precision(dtype=dtype))
@@ -107,7 +101,7 @@ def measure(settings: Optimizers, console: Console) -> None:
         raise UserError(
             f"--optimizers: of {', '.join(optimizers())}; --size: of {', '.join(BERT.sizes)}; --rounds from 1 on"
         )
-    device = choose_device(settings.device, World())
+    device = choose_device("auto", World())
     keeper = ResultsFile("optimizers", ["torch"], settings.out, device.type == "cuda")
     if keeper.earlier.get("size", settings.size) != settings.size:
         raise UserError(f"{keeper.path}: has the steps of {keeper.earlier['size']}; give another file as --out")

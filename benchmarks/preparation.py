@@ -4,9 +4,9 @@
     python benchmarks/preparation.py
 
 The sides take turns on one core with the same text and vocabulary: shard.py, the original generator's algorithm
-(generators.py, with transformers' tokenizer in Python), and `tokenizers` alone; then encoders of byte-level BPE: ours,
-which has met no word or all words, and `tokenizers`. Reads real text from the folder that CLOZE_DATA names, or the
-documentation strings of installed packages. Results go to benchmarks/results/, a file for each kind of hardware.
+(generators.py, with transformers' tokenizer in Python), and `tokenizers` alone. Reads real text from the folder that
+CLOZE_DATA names, or the documentation strings of installed packages. Results go to benchmarks/results/, a file for each
+kind of hardware.
 """
 
 import sys
@@ -21,11 +21,9 @@ if __name__ == "__main__":
 import io
 import itertools
 import os
-import re
 import subprocess
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -42,7 +40,7 @@ from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.processes import pin_to_one_core
 from benchmarks.tables import build_table, show, show_contest
-from benchmarks.texts import DEMO_PIECES, choose_vocabulary
+from benchmarks.texts import choose_vocabulary
 from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline.inputs import find_inputs
@@ -53,14 +51,16 @@ from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
-from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.kinds.wordpiece import VOCABULARY, read_pieces
-from data_prep.vocabulary.source import read_vocabulary
 
 BATCH = 1000
 """Sentences in a call of `tokenizers`."""
-
-
+PEER_MB: Sequence[float] = (1, 4)
+"""Sizes of the texts for comparisons with peers; our start-up weighs less in a longer text."""
+RUN_MB: Sequence[float] = (20, 100)
+"""Sizes of the texts for whole runs on one core."""
+GROWTH_MB = (10, 20, 40, 80)
+"""Sizes of the corpora for memory and time, besides all of the data."""
 FIVE = "5 duplicates"
 OF_EXAMPLES = ("examples", "merged", "shards")
 """Prefixes of the steps that --from runs too."""
@@ -74,14 +74,6 @@ class Preparation:
     """Folder with wiki/ (WikiExtractor's output), books/ and vocab.txt; without it, the demo corpus is used."""
     rounds: int = 3
     """Turns of which the median is taken."""
-    peer_mb: tuple[float, ...] = (1, 4)
-    """Sizes of the texts for comparisons with peers; our start-up weighs less in a longer text."""
-    encode_mb: float = 20
-    """Size of the text that is cut into pieces of byte-level BPE; an encoder meets fewer new words in a longer one."""
-    run_mb: tuple[float, ...] = (20, 100)
-    """Sizes of the texts for whole runs on one core; 0 for none."""
-    growth_mb: tuple[float, ...] = (10, 20, 40, 80)
-    """Sizes of the corpora for memory and time, besides all of the data; 0 for none."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
@@ -208,9 +200,7 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
 def run_contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """Runs a contest for every size of text, with one duplicate and with five."""
     found = {}
-    if find_missing_packages("transformers"):
-        console.print("transformers is not installed, so the original generator is left out (pip install transformers)")
-    for size in settings.peer_mb:
+    for size in PEER_MB:
         path = folder / f"{size}.txt"
         megabytes = text.write(path, size)
         for duplicates in (1, 5):
@@ -221,37 +211,10 @@ def run_contests(settings: Preparation, text: SourceText, folder: Path, console:
     return found
 
 
-def time_encoding(make: Callable[[], Callable[[Sequence[str]], Any]], sentences: Sequence[str]) -> float:
-    """Returns the seconds in which an encoder that has met no word yet cuts sentences."""
-    encode, start = make(), time.perf_counter()
-    encode(sentences)
-    return time.perf_counter() - start
-
-
-def run_byte_level_contest(data: Path, text: Path, megabytes: float, rounds: int) -> dict[str, Any]:
-    """Lets encoders of byte-level BPE take turns on one core: RoBERTa's pieces, or else some that are trained here."""
-    sentences = [line for line in text.read_text("utf-8").split("\n") if line]
-    kind, folder = find_kind("bytelevel"), data / "bpe/roberta"
-    words = Counter(word for line in sentences for word in re.findall(" ?[^ ]+", line))
-    vocabulary = read_vocabulary(folder) if folder.is_dir() else kind.train(words, DEMO_PIECES, cased=True)
-    pipeline, met = vocabulary.pipeline(), vocabulary.encoder().encode_texts
-    met(sentences)  # compiles, and meets all words
-    makers: dict[str, Callable[[], Callable[[Sequence[str]], Any]]] = {
-        OURS: lambda: vocabulary.encoder().encode_texts,
-        f"{OURS}, words met before": lambda: met,
-        "tokenizers": lambda: pipeline.encode_batch,
-    }
-    with pin_to_one_core():
-        turns = alternate({name: partial(time_encoding, make, sentences) for name, make in makers.items()}, rounds)
-    figures = {name: {"mb_per_s": round(megabytes / turns.summarise_side(name)["median"], 2)} for name in makers}
-    about = {"text_mb": megabytes, "pieces": len(vocabulary)}
-    return {**about, "sides": figures, "times_as_fast_as": turns.compute_ratios()}
-
-
-def measure_growth(settings: Preparation, corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
+def measure_growth(corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
     """Measures memory and time of runs with two workers on corpora of growing size; the last trains a vocabulary."""
     rows = []
-    for size in settings.growth_mb:
+    for size in GROWTH_MB:
         text = folder / "growth" / "text.txt"
         text.parent.mkdir(exist_ok=True)
         megabytes = corpus.write(text, size)
@@ -299,12 +262,20 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, round
 
 
 def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dict[str, Any]:
-    """Runs shard.py, and measures its time and the peak memory of its processes."""
+    """Runs shard.py, and measures its time and the peak resident memory of each of its processes."""
     peaks: dict[int, int] = {}
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, str(SHARD), "--docs", *docs, "--out", f"{out}/d", "--workers", "2"]
         command += ["--vocab", str(vocabulary)] if vocabulary else []
-        seconds = watch_memory(command, peaks)
+        start = time.perf_counter()
+        process = psutil.Popen(command, stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            with suppress(psutil.Error):  # some processes have ended
+                for each in (process, *process.children(recursive=True)):
+                    peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
+            time.sleep(0.02)
+        assert process.returncode == 0
+        seconds = time.perf_counter() - start
     main, *workers = peaks.values()
     return {
         "text_mb": megabytes,
@@ -316,21 +287,10 @@ def watch_run(docs: list[str], megabytes: float, vocabulary: Path | None) -> dic
     }
 
 
-def watch_memory(command: Sequence[str], peaks: dict[int, int]) -> float:
-    """Runs a command, and records the peak resident memory of each of its processes; returns the seconds."""
-    start = time.perf_counter()
-    process = psutil.Popen(command, stdout=subprocess.DEVNULL)
-    while process.poll() is None:
-        with suppress(psutil.Error):  # some processes have ended
-            for each in (process, *process.children(recursive=True)):
-                peaks[each.pid] = max(peaks.get(each.pid, 0), each.memory_info().rss)
-        time.sleep(0.02)
-    assert process.returncode == 0
-    return time.perf_counter() - start
-
-
 def run(settings: Preparation, console: Console) -> None:
     """Runs all measurements, and writes the results."""
+    if find_missing_packages("transformers"):
+        console.print("transformers is not installed, so the original generator is left out (pip install transformers)")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     keeper = ResultsFile("preparation", LIBRARIES, settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
@@ -343,18 +303,9 @@ def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Co
     """Runs all contests, whole runs, and runs on growing corpora."""
     console.print(f"text: {' '.join(corpus.docs)}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(settings, corpus, folder, console)}
-    text = folder / "bytes.txt"
-    megabytes = corpus.write(text, settings.encode_mb)
-    name = f"{megabytes:g} MB, byte-level BPE"
-    found["contests"][name] = run_byte_level_contest(settings.data, text, megabytes, settings.rounds)
-    show_contest(console, name, found["contests"][name])
-    found["whole_runs"] = [
-        measure_whole_runs(corpus, folder, size, settings.rounds) for size in settings.run_mb if size
-    ]
-    show(console, [build_table("whole runs", found["whole_runs"])])
-    if any(settings.growth_mb):
-        found["growth"] = measure_growth(settings, corpus, folder)
-        show(console, [build_table("growth", found["growth"])])
+    found["whole_runs"] = [measure_whole_runs(corpus, folder, size, settings.rounds) for size in RUN_MB]
+    found["growth"] = measure_growth(corpus, folder)
+    show(console, [build_table("whole runs", found["whole_runs"]), build_table("growth", found["growth"])])
     return found
 
 

@@ -45,6 +45,8 @@ from pretraining.reporting.metrics_file import METRICS, read_all_records
 TEXT = ("wiki", "books")
 """Folders of the real data that are trained on."""
 TASK = "stsb"
+GRID = ("--learning-rates", "1e-4", "--seeds", 3, "--epochs", 10)
+"""The fine-tuning, which was chosen with another mini."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +69,6 @@ class RecipeScores:
     """Number of trainings with the same seed, one after another."""
     threads: int = 2
     """Threads of the training, which is one process."""
-    learning_rates: tuple[float, ...] = (1e-4,)
-    """Learning rates of the fine-tuning."""
-    seeds: int = 3
-    """Restarts of the fine-tuning at each learning rate."""
-    epochs: float = 10.0
-    """How often the fine-tuning goes through its pairs."""
     each: int | None = None
     """Minimal pairs of every paradigm that are asked about, the first ones (default: all)."""
     out: Path | None = None
@@ -138,9 +134,8 @@ def train_and_score(
         do("finetuning/run_pairs.py", "--model", trained, "--out", folder / name, *each, *sees)
         found[name] = summarise_pairs(read_json(folder / name / "results.json"))
         yield found
-    grid = ("--learning-rates", *wanted.learning_rates, "--seeds", wanted.seeds, "--epochs", wanted.epochs)
     glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", trained, "--out", folder / "glue")
-    do("finetuning/run_glue.py", *glue, *grid)
+    do("finetuning/run_glue.py", *glue, *GRID)
     yield found | {TASK: summarise_task(read_json(folder / "glue" / "results.json")[TASK])}
 
 

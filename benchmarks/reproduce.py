@@ -23,7 +23,6 @@ import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
-from contextlib import suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -31,18 +30,10 @@ from rich.markup import escape
 
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, ResultsFile, find_data_folder, run_command
 from benchmarks.processes import follow
-from benchmarks.reproduction.commands import (
-    Command,
-    divide_commands,
-    find_lacking,
-    join_flags,
-    list_cells,
-    order_commands,
-)
+from benchmarks.reproduction.commands import Command, divide_commands, find_lacking, list_cells, order_commands
 from benchmarks.reproduction.declaration import ScaledTable, ScaleName, load_table
 from benchmarks.reproduction.outcomes import BENCHMARK, SETTLED, CommandOutcome, Ledger, read_ending, strip_seed
-from benchmarks.reproduction.results import build_tables, draw_curves
-from benchmarks.reproduction.summing import TableSummary
+from benchmarks.reproduction.results import TableSummary, build_tables
 from benchmarks.tables import ResultTable, show
 from data_prep.common.capacity import num_cores
 from data_prep.common.codes import Code
@@ -50,15 +41,12 @@ from data_prep.common.errors import UserError
 from data_prep.common.locks import locked
 from data_prep.common.progress import duration
 from data_prep.common.supervision import INTERRUPTED, hear_signals
-from pretraining.reporting.figures import draw
 
 LOGS, LOCKS = "logs", "locks"
 LAST_LINES = 3
 """The number of last lines that are shown of a command that failed without an error message."""
 FOR_EVER = 10.0**9
 """Seconds to wait for a command that another process runs."""
-MOST_RANKS = 8
-"""The largest number of processes for which a pre-training on CPUs is planned."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +65,6 @@ class Reproduce:
     share: str = ""
     """Run part I of N of the runs, given as I/N, beside other commands in the same folder; a command without it makes
     the table."""
-    ranks: int | None = None
-    """Processes of a pre-training (default: one for each GPU, or by the scale)."""
     out: Path = Path("build/reproduction")
     """Folder of the runs, with a folder for each scale that its tables share."""
     results: Path = RESULTS
@@ -99,49 +85,30 @@ def show_plan(
     columns without data."""
     took = ledger.median_minutes()
     times = {command.name: estimate_minutes(command, table, took) for command in left}
-    again = {command.name for command in left if ledger.find(command)[0] in SETTLED}
     waiting = times.keys() & {cell.command.name for cell in list_cells(table) if cell.column in lacks}
     rows = []
     for command in commands:
         standing, outcome = ledger.find(command)
         minutes, source = times.get(command.name) or ((outcome.seconds / 60, "took") if outcome else (None, ""))
-        notes = ", again" * (command.name in again) + ", no data" * (command.name in waiting)
+        notes = ", again" * (command.name in times and standing in SETTLED) + ", no data" * (command.name in waiting)
         time = "" if minutes is None else duration(60 * minutes)
         rows.append([command.kind, command.label, standing + notes, time, source, command.name])
     show(console, [ResultTable(table.title, ["", "run", "", "time", "", "folder"], rows)])
     known = [minutes for minutes, _ in times.values() if minutes is not None]
-    unknown = len(times) - len(known)
     told = f"{len(times)} runs are left: {duration(60 * sum(known))}"
-    told += f", and {unknown} of which nobody knows how long they take" if unknown else ""
-    told += f"; {len(again)} of them again, since what others need of them is not here" if again else ""
-    told += f"; {len(waiting)} of them when their data is there" if waiting else ""
+    told += f", and {len(times) - len(known)} of unknown time" if len(known) < len(times) else ""
     console.print("\n".join([told, *ledger.describe_commits(commands)]), markup=False)
 
 
 def estimate_minutes(command: Command, table: ScaledTable, took: Mapping[str, float]) -> tuple[float | None, str]:
-    """Estimates the minutes of a command: as measured before, by the scale, or of a pre-training by its plan on this
-    machine. Also returns the source."""
+    """Estimates the minutes of a command: as measured before, or as the scale says. Also returns the source."""
     label, scale = strip_seed(command.label), table.scale
     if label in took:
         return took[label], "measured"
     said = scale.minutes.get(command.column or command.kind)
-    if said is not None:
-        return said * (table.restarts / scale.restarts if command.kind == "tune" else 1), "as the scale says"
-    planned = plan_minutes(command) if command.kind == "train" else None
-    return planned, "unknown" if planned is None else "as --check says, here"
-
-
-def plan_minutes(command: Command) -> float | None:
-    """Plans the minutes of a pre-training on this machine; None if unknown."""
-    from pretraining.config.overrides import load_recipe
-    from pretraining.training.preview import plan_run
-
-    given = {flag: values for flag, values in command.flags.items() if flag not in ("--recipe", "--data")}
-    recipe, words, ranks = str(command.flags["--recipe"][0]), map(str, join_flags(given)), count_ranks(MOST_RANKS)
-    with suppress(UserError):
-        seconds = plan_run(load_recipe(Path(recipe), [*words], ranks=ranks), None, ranks).seconds
-        return None if seconds is None else seconds / 60
-    return None
+    if said is None:
+        return None, "unknown"
+    return said * (table.restarts / scale.restarts if command.kind == "tune" else 1), "as the scale says"
 
 
 class CommandRunner:
@@ -230,8 +197,6 @@ def read_share(text: str) -> tuple[int, int] | None:
 
 def make(wanted: Reproduce, console: Console) -> int:
     """Makes the table, or prints its plan; returns the exit code."""
-    if wanted.ranks is not None and wanted.ranks < 1:
-        raise UserError(f"--ranks {wanted.ranks}: give a whole number from 1 on")
     table = load_table(wanted.name, wanted.scale)
     share, lacks = read_share(wanted.share), find_lacking(table)
     ledger = Ledger(wanted.out / wanted.scale, wanted.results, table.name)
@@ -247,9 +212,8 @@ def make(wanted: Reproduce, console: Console) -> int:
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # Slurm announces the end of a job by it; runs watch the clock
-    ranks = wanted.ranks or count_ranks(table.scale.ranks)
     try:
-        code = CommandRunner(ledger, ranks, console).run(left)
+        code = CommandRunner(ledger, count_ranks(table.scale.ranks), console).run(left)
     except KeyboardInterrupt:
         console.print(INTERRUPTED.strip())
         code = Code.INTERRUPTED
@@ -266,8 +230,6 @@ def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete:
     path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True), replaces=True)
     console.print(f"kept in {path}", markup=False)
-    for line in draw(path.with_suffix(".png"), lambda: draw_curves(result)) if result.curve else ():
-        console.print(line, markup=False)
 
 
 if __name__ == "__main__":

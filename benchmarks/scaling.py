@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any
 from unittest.mock import patch
 
 from pretraining.processes.environment import prepare_process
@@ -42,9 +42,9 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 
-from benchmarks.contests import alternate
-from benchmarks.measure import read_recipe_command
-from benchmarks.scaling_report import SILENT, Note, describe_launch, read_notes, report
+from benchmarks.contests import Turns, alternate, spread
+from benchmarks.measure import ResultsFile, read_recipe_command
+from benchmarks.tables import show, summarise_scaling
 from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
 from data_prep.common.capacity import num_cores
@@ -64,6 +64,8 @@ from pretraining.processes import group
 from pretraining.reporting.hardware import synchronize
 
 WARM_UP = 2
+SILENT = "seconds_without_communication"
+"""The key of the seconds of a step in a group that sends no messages."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,32 @@ class Scaling:
     """Steps of each launch of which the median is taken, after two that warm up."""
     rounds: int = 3
     """Launches for each number of processes."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto: GPUs if there are any."""
     notes: Path | None = None
     """Run as a rank of one launch, for example by srun, and append the seconds to this file."""
     report: bool = False
     """Report on the launches in --notes, and measure nothing."""
     out: Path | None = None
-    """File for the results; the plot goes beside it (default: in benchmarks/results)."""
+    """File for the results (default: in benchmarks/results)."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """The results of one launch."""
+
+    processes: int
+    nodes: int
+    threads: int
+    """Threads of a process."""
+    device: str
+    dtype: str
+    steps: Mapping[str, Mapping[str, float]]
+    """Sequences of all processes, seconds, and seconds without communication if measured, by the kind of scaling."""
+    tensor: int = 1
+    """Processes that share a model."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.processes} × {self.threads}" + (f" / {self.tensor}" if self.tensor > 1 else "")
 
 
 class RankSteps:
@@ -169,7 +189,7 @@ def open_silent_group(world: World) -> Iterator[None]:
 def take_part(settings: Scaling, recipe: Recipe, world: World) -> None:
     """Runs one rank of a launch; rank 0 appends the results of all."""
     assert settings.notes is not None
-    device = group.choose_device(settings.device, world)
+    device = group.choose_device("auto", world)
     group.connect(world, device, folder=settings.notes.parent)
     with group.shared_errors():
         if world.rank == 0 and settings.data is None:
@@ -213,26 +233,20 @@ def write_note(
 
 def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], console: Console) -> list[Note]:
     """Launches all numbers of processes on this machine, in turns."""
-    here = torch.cuda.device_count() if torch.cuda.is_available() and settings.device != "cpu" else num_cores()
+    here = torch.cuda.device_count() or num_cores()
     counts = sorted({*(settings.processes or (*(1 << power for power in range(here.bit_length())), here))})
-    for name, number in (
-        ("processes", min(counts)),
-        ("tensor", min(settings.tensor)),
-        ("rounds", settings.rounds),
-        ("steps", settings.steps),
-    ):
-        if number < 1:
-            raise UserError(f"--{name} {number}: at least 1 is needed")
+    if min(*counts, *settings.tensor, settings.rounds, settings.steps) < 1:
+        raise UserError("--processes, --tensor, --rounds and --steps: at least 1")
     if recipe.parallel.tensor not in (1, *settings.tensor):
         raise UserError(f"parallel.tensor = {recipe.parallel.tensor}: give --tensor {recipe.parallel.tensor}")
     if settings.data is not None:
         Manifest.read(settings.data)  # fails before anything is launched
     most = max(counts)
-    device = group.choose_device(settings.device, World(0, most, 0, most))
     threads = recipe.compute.threads or max(1, num_cores() // most)
-    check_tensor(settings, counts, console)
     launches = [(count, threads, tensor) for count in counts for tensor in settings.tensor if count % tensor == 0]
-    if device.type == "cpu":
+    if not launches:
+        raise UserError(f"--tensor {settings.tensor[0]}: divides none of the numbers of processes, {counts}")
+    if not torch.cuda.is_available():
         if most > num_cores():
             console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
         if not recipe.compute.threads and threads < num_cores():
@@ -243,17 +257,6 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
             own = ["--notes", str(path), "--compute.threads", str(each), "--parallel.tensor", str(tensor)]
             launch(processes, [*arguments, *own])
         return read_notes(path)
-
-
-def check_tensor(settings: Scaling, counts: Sequence[int], console: Console) -> None:
-    """Prints which --tensor divides none of the numbers of processes. Raises UserError if the user gave these numbers,
-    or if no other --tensor is left."""
-    useless = [tensor for tensor in settings.tensor if all(count % tensor for count in counts)]
-    if useless:
-        fault = f"--tensor {useless[0]}: divides none of the numbers of processes, {' '.join(map(str, counts))}"
-        if settings.processes or useless == [*settings.tensor]:
-            raise UserError(fault)
-        console.print(f"{fault}; left out", markup=False)
 
 
 def launch(processes: int, arguments: list[str]) -> None:
@@ -269,11 +272,79 @@ def launch(processes: int, arguments: list[str]) -> None:
         raise UserError(f"a launch of {processes} processes has failed: {what}")
 
 
+def read_notes(path: Path) -> list[Note]:
+    """Reads the launches in a file, in their order."""
+    try:
+        notes = [Note(**json.loads(line)) for line in path.read_text().splitlines()]
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"{path}: no notes of scaling.py ({error})") from error
+    if not notes:
+        raise UserError(f"{path}: tells of no launch")
+    return notes
+
+
+def describe_launch(note: Note) -> str:
+    """Describes a launch in one line."""
+    where = f" on {note.nodes} nodes" if note.nodes > 1 else ""
+    speeds = [f"{kind} {step['sequences'] / step['seconds']:,.1f} sequences/s" for kind, step in note.steps.items()]
+    shared = f", sharing a model: {note.tensor}" if note.tensor > 1 else ""
+    return f"processes{where}: {note.processes}{shared}, threads of each: {note.threads}; {', '.join(speeds)}"
+
+
+def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None, console: Console) -> None:
+    """Prints and writes the results of all launches."""
+    points = find_points(notes)
+    found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
+    path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
+    show(console, summarise_scaling(found))
+    console.print(f"kept in {path}", markup=False)
+
+
+def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:
+    """Returns, for each kind of scaling and number of processes, the speed, the efficiency against the fewest
+    processes, the same without communication, and the share of communication in a step."""
+    points = []
+    for kind in ("weak", "strong"):
+        launches = {note.name: note for note in notes if kind in note.steps}
+        seconds: dict[str, list[float]] = {}
+        for note in notes:
+            for what, value in note.steps.get(kind, {}).items():
+                seconds.setdefault(f"{note.name} {what}", []).append(value)
+        rounds = min(map(len, seconds.values()), default=0)  # a job may end within a round
+        turns = Turns({side: values[:rounds] for side, values in seconds.items()})
+        base = min(launches.values(), key=lambda note: (note.processes, note.threads, note.tensor), default=None)
+        points += [{"scaling": kind, **_point(turns, base, note, kind)} for note in launches.values() if base]
+    return points
+
+
+def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
+    sequences, side, silent = note.steps[kind]["sequences"], f"{note.name} seconds", f"{note.name} {SILENT}"
+    work = (sequences / note.processes) / (base.steps[kind]["sequences"] / base.processes)
+
+    def efficiency(of: str) -> dict[str, float]:
+        return {name: round(value * work, 3) for name, value in turns.compute_ratio(f"{base.name} seconds", of).items()}
+
+    point = {
+        "processes": note.processes,
+        "nodes": note.nodes,
+        "threads": note.threads,
+        "tensor": note.tensor,
+        "sequences": int(sequences),
+        "seconds_a_step": turns.summarise_side(side),
+        "sequences_per_second": spread([sequences / seconds for seconds in turns.seconds[side]], 1),
+        "efficiency": efficiency(side),
+    }
+    if silent in turns.seconds:
+        communication = round(1 - turns.compute_ratio(silent, side)["median"], 3)
+        return {**point, "ideal": efficiency(silent), "communication": communication}
+    alone = note.processes == 1
+    return {**point, "ideal": point["efficiency"] if alone else None, "communication": 0.0 if alone else None}
+
+
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings, overrides = read_recipe_command(Scaling, arguments)
-    on_gpu = settings.device != "cpu" and torch.cuda.is_available()
-    name = settings.recipe or Path("bert_base_lamb" if on_gpu else "bert_mini")
+    name = settings.recipe or Path("bert_base_lamb" if torch.cuda.is_available() else "bert_mini")
     recipe = load_recipe(name, overrides)
     world, console = find_world(os.environ), open_console(soft_wrap=True)
     if settings.notes is not None and not settings.report:

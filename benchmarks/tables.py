@@ -55,11 +55,8 @@ def show(console: Console, tables: Iterable[ResultTable]) -> None:
 
 def show_contest(console: Console, name: str, contest: Results) -> None:
     """Prints a contest: the medians of every side, and how many times as fast we are."""
-    rows = []
-    for side, figures in contest.get("sides", {}).items():
-        shown = {figure: value for figure, value in figures.items() if is_cell(value)}
-        medians = {figure: value["median"] if isinstance(value, Mapping) else value for figure, value in shown.items()}
-        rows.append({"side": side, **medians})
+    sides = contest.get("sides", {}).items()
+    rows = [{"side": side, **{name: read_median(each) for name, each in figures.items()}} for side, figures in sides]
     show(console, [build_table(name, rows), build_table("times as fast", [list_ratios(contest)])])
 
 
@@ -68,8 +65,6 @@ def format_cell(value: Any, name: str = "") -> str:
     if isinstance(value, Mapping):
         ends = [format_cell(value[end], name) for end in ("lowest", "highest") if end in value]
         return format_cell(value["median"], name) + (f" ({' to '.join(ends)})" if ends else "")
-    if isinstance(value, list):
-        return ", ".join(map(format_cell, value)) if len(value) <= 6 else f"{len(value)} values"
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if not isinstance(value, float):
@@ -77,13 +72,6 @@ def format_cell(value: Any, name: str = "") -> str:
     if "share" in name and 0.001 <= abs(value) <= 1:
         return f"{value:.1%}"
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-
-
-def is_cell(value: Any) -> bool:
-    """Whether a value fits into one cell of a table."""
-    if isinstance(value, Mapping):
-        return "median" in value
-    return not isinstance(value, list) or not any(isinstance(each, Mapping | list) for each in value)
 
 
 def format_title(name: str) -> str:
@@ -207,15 +195,9 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
 
 def summarise_fine_tuning_scores(found: Results) -> Iterator[ResultTable]:
     """Yields the mean scores of our fine-tuning and of transformers' Trainer, over seeds."""
-    rows = []
-    for name, task in found["tasks"].items():
-        apart = f"{100 * task['difference']:+.1f}"
-        apart += f" ± {100 * task['standard_error']:.1f}" if "standard_error" in task else ""
-        means = {"Cloze": task["our_mean"], "Trainer": task["their_mean"]}
-        scores = {side: f"{100 * score:.1f}" for side, score in means.items()}
-        about = {"model": task["model"], "task": name, "metric": task["metric"], "seeds": len(task["scores"])}
-        rows.append({**about, **scores, "apart": apart})
-    yield build_table("", rows)
+    shown = ("model", "metric", "our_mean", "their_mean", "difference", "standard_error")
+    tasks = found["tasks"].items()
+    yield build_table("", [{"task": name, **{key: task[key] for key in shown if key in task}} for name, task in tasks])
 
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:

@@ -53,18 +53,15 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
                 f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py --out {quote(given)}"
             )
         return given
-    words: tuple[object, ...] = ("--docs", "demo", "--vocab-size", 8192)
-    if (data / "wiki").is_dir():
-        some = data / "wiki/AA"  # 45 MB are enough
-        words = ("--docs", some if some.is_dir() else data / "wiki", "--vocab", data / "vocab.txt")
-    elif (DEMO / MANIFEST).exists():
+    if not (data / "wiki").is_dir():
         say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")
-        return DEMO
-    kind = "wiki" if (data / "wiki").is_dir() else "demo"
-    out = BUILD / f"benchmark-{kind}-{zlib.crc32(' '.join(map(str, (*words, *LENGTHS))).encode()):08x}"
+        return make_demo(say)
+    some = data / "wiki/AA"  # 45 MB are enough
+    words = ("--docs", some if some.is_dir() else data / "wiki", "--vocab", data / "vocab.txt", *LENGTHS)
+    out = BUILD / f"benchmark-wiki-{zlib.crc32(' '.join(map(str, words)).encode()):08x}"
     if not (out / MANIFEST).exists():
         say(f"{out}: made now, of {words[1]}")
-    return make_shards(out, *words, *LENGTHS)
+    return make_shards(out, *words)
 
 
 def read_demo_sentences() -> Iterator[str]:

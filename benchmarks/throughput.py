@@ -28,10 +28,10 @@ if __name__ == "__main__":
     begin()
 
 import math
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean, median
 from typing import Any, Literal
 
 import torch
@@ -106,14 +106,12 @@ class Throughput:
     """Folder of real text with wiki/ and vocab.txt."""
     contests: tuple[str, ...] = ()
     """[ARCHITECTURE:]SIZE-LENGTH-SEQUENCES each, or -auto for as many sequences as fit (default: by device)."""
-    peer: Literal["auto", "transformers", "none"] = "auto"
-    """The peer; auto: transformers, if it is installed."""
+    peer: Literal["transformers", "none"] = "transformers"
+    """The peer; it is left out, and a line says so, if it is not installed."""
     against: tuple[str, ...] = ()
     """Names of other sides, such as "cloze, compiled", or "cloze, bert" for BERT of the same layers and width."""
     apart: bool = False
     """Run one side after another, ours again at the end: for sides that do not fit in memory together."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of all sides."""
     dtype: Dtype | Literal["auto"] = "auto"
     """Type of numbers; auto: the device's fast one."""
     rounds: int = 3
@@ -144,23 +142,12 @@ def choose_sides(settings: Throughput, device: torch.device, console: Console) -
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
-    if settings.peer == "none" or (settings.against and settings.peer == "auto"):
+    if settings.peer == "none":
         peers = ()
     elif find_missing_packages("transformers"):
-        if settings.peer == "transformers":
-            raise UserError("--peer transformers: is not installed; pip install transformers, or take --peer none")
         console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
         peers = ()
     return tuple(dict.fromkeys((OURS, *peers, *settings.against)))
-
-
-def list_usual_contests(bench: Bench) -> Iterator[Contest]:
-    """Yields the default contests of the device whose length the data has."""
-    for contest in map(Contest.parse, ON_GPU if bench.device.type == "cuda" else ON_CPU):
-        if Manifest.read(bench.shards).length_for(contest.length) is not None:
-            yield contest
-        else:
-            bench.console.print(f"{contest}: left out, since {bench.shards} has no sequences of {contest.length}")
 
 
 Keep = Callable[[dict[str, Any]], object]
@@ -237,7 +224,7 @@ class ContestRun:
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
-        ceiling, sides = statistics.median(self._ceilings), {}
+        ceiling, sides = median(self._ceilings), {}
         for name, (shape, peak) in self._models.items():
             figures = summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling)
             sides[name] = {**figures, "peak_memory_gib": round(peak / 2**30, 2)}
@@ -245,19 +232,12 @@ class ContestRun:
         return {
             "sequences": self._contest.sequences,
             "matrix_gflops": round(ceiling / 1e9),
-            **describe_lengths(self._batches),
+            "mean_length": round(fmean(each for batch in self._batches for each in batch.lengths), 1),
             **({"gpu": clocks} if self._clocks_before else {}),
             "apart": self._bench.settings.apart,
             "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
-
-
-def describe_lengths(batches: Sequence[PretrainingBatch]) -> dict[str, float]:
-    """Returns the mean length of the sequences, and the share of real pieces in padded batches."""
-    pieces, sequences = sum(len(each.pieces) for each in batches), sum(len(each.lengths) for each in batches)
-    padded = sum(max(each.lengths) * len(each.lengths) for each in batches)
-    return {"mean_length": round(pieces / sequences, 1), "real_share_of_padded": round(pieces / padded, 3)}
 
 
 def fit_sequences(contest: Contest, bench: Bench) -> Contest:
@@ -281,7 +261,6 @@ def summarise(
     return {
         "sequences_per_second": spread([len(batch.lengths) / taken for batch, taken in steps], 2),
         "real_pieces_per_second": spread([len(batch.pieces) / taken for batch, taken in steps], 0),
-        "useful_tflops": spread([each / 1e12 for each in flops], 4),
         "share_of_ceiling": spread([each / ceiling for each in flops]),
         "share_of_ceiling_computed": spread([each / ceiling for each in computed]),
         "seconds_a_step": spread(seconds, 4),
@@ -302,14 +281,14 @@ def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
 
 def measure(settings: Throughput, console: Console) -> None:
     """Measures the ceilings, then runs the contests, and writes the results after each, since they take minutes."""
-    given = [Contest.parse(each) for each in settings.contests]
+    device = choose_device("auto", World())
+    given = [Contest.parse(each) for each in settings.contests or (ON_GPU if device.type == "cuda" else ON_CPU)]
     names = [contest.name for contest in given]
     if len({*names}) < len(names):
         twice = max(names, key=names.count)
         raise UserError(f"--contests: {twice} is given twice; take a command each, with another file as --out")
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
-    device = choose_device(settings.device, World())
     dtype = choose_dtype(settings.dtype, device)
     sides = choose_sides(settings, device, console)
     shards = find_shards(settings.shards, settings.data, console.print)
@@ -323,23 +302,21 @@ def measure(settings: Throughput, console: Console) -> None:
     bench = Bench(settings, shards, device, dtype, sides, console)
     benchmark = "throughput" if all(each.architecture == ARCHITECTURE for each in given) else "architectures"
     keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
-    kept = keeper.earlier.get("contests", {}) if given else keeper.readable.get("contests", {})
+    kept = keeper.earlier.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
-    about, written = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **describe_run()}, None
+    about = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **describe_run()}
 
     def keep(name: str, found: dict[str, Any]) -> Path:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for number, contest in enumerate(given or list_usual_contests(bench)):
-        if not given:
+    for number, contest in enumerate(given):
+        if not settings.contests:
             bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
         found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(replace(contest, sequences=found["sequences"])), found)
         written = keep(contest.name, found)
-    if written is None:
-        raise UserError(f"{shards}: too short for every contest; give shorter ones, as in --contests mini-64-8")
     console.print(f"kept in {written}")
 
 

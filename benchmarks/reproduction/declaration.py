@@ -6,7 +6,6 @@ line; in those of a scale and of a column, `{data}` stands for the folder that C
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import pairwise
@@ -22,7 +21,6 @@ from data_prep.common.sections import Positive, Section
 HERE = Path(__file__).parent
 ScaleName = Literal["demo", "tiny", "mini", "gpu", "base", "large"]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
 LEFT_OUT = ""
 """The stand-in of a column that is omitted at a scale."""
 
@@ -42,7 +40,7 @@ class TableColumn(Section):
     """The split to show (default: the first)."""
     figure: str = ""
     """The figure to show (default: that which selects runs)."""
-    files: Names = ()
+    files: Words = ()
     """Patterns of the files that it reads, below data/ or the folder that CLOZE_DATA names; each needs a match."""
     cure: str = ""
     """How to get missing files."""
@@ -93,7 +91,7 @@ class Row(Section):
     """The recipe of fine-tuning, unless the scale has words of its own without a recipe."""
     features: str = ""
     """The layers whose frozen activations a BiLSTM reads, instead of fine-tuning."""
-    columns: Names = ()
+    columns: Words = ()
     """Its columns (default: all)."""
     paper: dict[str, float] = Field(default_factory=dict)
     """The paper's values."""
@@ -104,9 +102,9 @@ class Claim(Section):
 
     text: str
     """The claim, in the paper's words or ours."""
-    rows: Names
+    rows: Words
     """Rows from the best to the worst; with `within`, rows that are compared with the first."""
-    columns: Names
+    columns: Words
     """The columns of the claim."""
     within: Annotated[float, Field(gt=0)] | None = None
     """The largest distance from the first row, if the claim is that rows are equal; in the units shown."""
@@ -122,19 +120,14 @@ class Table(Section):
 
     title: str
     """The title."""
-    columns: Names
+    columns: Words
     """The paper's columns."""
-    beside: Names = ("blimp",)
+    beside: Words = ("blimp",)
     """Columns beside the paper's, for all rows with a pre-trained model."""
-
     rows: Annotated[tuple[Row, ...], Field(strict=False, min_length=1)]
     """Rows."""
     claims: Annotated[tuple[Claim, ...], Field(strict=False)] = ()
     """Claims about the rows."""
-    curve: bool = False
-    """Whether the rows are points along a run, for a chart."""
-    average: bool = False
-    """Whether rows have a mean over the paper's columns."""
 
     def find_row(self, name: str) -> Row:
         """Finds a row by name."""
@@ -144,8 +137,6 @@ class Table(Section):
 class TableScale(Section):
     """The sizes of data, models and fine-tuning."""
 
-    what: str
-    """The description."""
     text: Words = ()
     """The text, as words of shard.py after --docs; none if `shards` names documents in pieces."""
     shards: Words = ()
@@ -252,17 +243,11 @@ def list_tables() -> list[str]:
     return sorted((path.stem for path in (HERE / "tables").glob("*.toml")), key=lambda name: (name[0] != "t", name))
 
 
-def format_flag(name: str) -> str:
-    """Formats a table as a flag: `--table 5` for table5."""
-    return "--{} {}".format(*re.findall(r"[a-z]+|-?\d+", name))
-
-
 @cache
 def load_table(name: str, scale: ScaleName) -> ScaledTable:
     """Reads the declaration of a table. Raises UserError if there is none."""
     if name not in list_tables():
-        there = ", ".join(map(format_flag, list_tables()))
-        raise UserError(f"{format_flag(name)}: is not declared; there is {there}")
+        raise UserError(f"{name}: is not declared; there is {', '.join(list_tables())}")
     table = read_settings(Form(Table), HERE / "tables" / f"{name}.toml", find_faults=find_table_faults)
     files = (HERE / "columns.toml", HERE / "scales.toml")
     columns, scales = (read_settings(Form(Common), path, find_faults=lambda _: []) for path in files)

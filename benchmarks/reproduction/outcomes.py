@@ -77,8 +77,6 @@ class CommandOutcome(JsonRecord):
     """Checksums of the files that it read, by name."""
     scores: list[Score] = Field(default_factory=list)
     """A score for each restart."""
-    curve: list[tuple[int, float]] = Field(default_factory=list)
-    """Steps and perplexities of held-out text, for a pre-training."""
 
     @property
     def is_well(self) -> bool:
@@ -101,7 +99,7 @@ def read_outcome(path: Path) -> CommandOutcome | None:
 def describe_outcome(command: Command, folder: Path, code: int, said: str, seconds: float) -> CommandOutcome:
     """Describes the outcome of a command that has ended, with what it left in its folder."""
     found, scores = describe_environment(["torch"]), []
-    curve, trouble = read_curve(folder / METRICS) if command.kind == "train" else ([], "")
+    trouble = describe_divergence(folder / METRICS) if command.kind == "train" else ""
     try:
         if command.kind == "train" or (code == 0 and command.kind in READERS):
             scores = READERS[command.kind](folder)
@@ -118,7 +116,6 @@ def describe_outcome(command: Command, folder: Path, code: int, said: str, secon
         **{name: found[name] for name in ("commit", "hardware", "processor", "cores")},
         inputs=command.inputs,
         scores=scores,
-        curve=curve,
     )
 
 
@@ -138,21 +135,18 @@ def join_lines(said: str) -> str:
     return "; ".join(lines[-1:] if any(line.startswith("Traceback") for line in lines) else lines)
 
 
-def read_curve(metrics: Path) -> tuple[list[tuple[int, float]], str]:
-    """Reads the perplexities of held-out text. Also returns a message if the final loss is nearer to the first than to
-    the lowest."""
-    if not metrics.is_file():
-        return [], ""
-    scored = [each for each in read_evaluations(metrics) if PERPLEXITY in each.figures]
-    curve = [(each.step, each.figures[PERPLEXITY]) for each in scored]
-    trained = [each.figures["loss"] for each in read_step_records(metrics, PLACES)]
+def describe_divergence(metrics: Path) -> str:
+    """Describes a pre-training that has diverged: a loss or perplexity is no finite number, or the final loss is nearer
+    to the first than to the lowest. Empty if it has not."""
+    trained = [each.figures["loss"] for each in read_step_records(metrics, PLACES)] if metrics.is_file() else []
     if len(trained) < 2:
-        return curve, ""
+        return ""
     first, last, lowest = trained[0], trained[-1], min(filter(math.isfinite, trained), default=math.nan)
-    if all(map(math.isfinite, (first, last, *(each for _, each in curve)))) and last < (first + lowest) / 2:
-        return curve, ""
+    held_out = [each.figures[PERPLEXITY] for each in read_evaluations(metrics) if PERPLEXITY in each.figures]
+    if all(map(math.isfinite, (first, last, *held_out))) and last < (first + lowest) / 2:
+        return ""
     between = f", {lowest:.2f} at its lowest" if lowest < min(first, last) else ""
-    return curve, f"diverged: its loss was {first:.2f} at the start{between}, and is {last:.2f} at the end"
+    return f"diverged: its loss was {first:.2f} at the start{between}, and is {last:.2f} at the end"
 
 
 def read_training_scores(folder: Path) -> list[Score]:

@@ -6,19 +6,20 @@ import io
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from rich.console import Console
-from support.processes import run_program
 from support.training import Place
 
-from benchmarks import loader
+from benchmarks import loader, optimizers
 from benchmarks.loader import Loader
 from benchmarks.measure import read_results
+from benchmarks.optimizers import Optimizers
 from data_prep.shards import Manifest
 
 
-def test_ranks_and_ways_to_mask_are_measured(shared: Place, tmp_path: Path) -> None:
-    settings = Loader(shared.data, length=32, sequences=4, ranks=(1, 3), steps=2, out=tmp_path / "found.json")
+def test_ranks_and_ways_to_mask_are_measured(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "RANKS", (1, 3))
+    monkeypatch.setattr(loader, "SEQUENCES", 4)
+    settings = Loader(shared.data, length=32, rounds=2, out=tmp_path / "found.json")
     said = io.StringIO()
     loader.measure(settings, Console(file=said, width=100))
     found = read_results(tmp_path / "found.json")
@@ -39,11 +40,10 @@ def test_of_what_is_read_a_rank_counts_its_own_pieces(shared: Place) -> None:
 
 
 @pytest.mark.slow
-def test_optimizers_take_turns(shared: Place, tmp_path: Path) -> None:
-    words = ["--size", "tiny", "--optimizers", "lamb", "--rounds", "2", "--dtype", "fp32", "--length", "32"]
-    words += ["--shards", str(shared.data), "--out", str(tmp_path / "found.json")]
-    done = run_program("benchmarks/optimizers.py", words, ROOT, 120)
-    assert done.code == 0, done.output + done.errors
+def test_optimizers_take_turns(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "LENGTH", 32)
+    settings = Optimizers(shared.data, "tiny", ("lamb",), rounds=2, out=tmp_path / "found.json")
+    optimizers.measure(settings, Console(quiet=True))
     adam, lamb = read_results(tmp_path / "found.json")["rows"]
     assert (adam["optimizer"], lamb["optimizer"]) == ("adamw", "lamb")
     assert adam["times_adamw"]["median"] == 1

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT, write_wiki
+from conftest import write_wiki
 from hypothesis import given
 from hypothesis import strategies as st
-from support.processes import run_program
+from rich.console import Console
 
+from benchmarks import preparation
 from benchmarks.generators import ExamplesJob, OriginalGenerator
-from benchmarks.preparation import SourceText
+from benchmarks.measure import read_results
+from benchmarks.preparation import Preparation, SourceText
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
@@ -61,31 +62,38 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
     assert {example["next_sentence_labels"][0] for example in examples} == {0, 1}
 
 
-def measure(place: Path, *words: str, **environment: str) -> dict[str, Any]:
-    """Runs the command on very little text; returns what it has measured."""
-    few = [*"--rounds 1 --peer-mb 0.01 --encode-mb 0.01 --growth-mb 0 --out".split(), str(place / "found.json")]
-    done = run_program("benchmarks/preparation.py", (*few, *words), ROOT, 300, **environment)
-    assert done.code == 0, done.errors
-    found: dict[str, Any] = json.loads((place / "found.json").read_text())
-    return found
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Very little text."""
+    for name, sizes in {"PEER_MB": (0.01,), "RUN_MB": (0.01,)}.items():
+        monkeypatch.setattr(preparation, name, sizes)
+    monkeypatch.setattr(preparation, "measure_growth", lambda *_: [])
+    return monkeypatch
+
+
+def measure(place: Path, data: Path) -> dict[str, Any]:
+    """Runs the command in a folder; returns what it has measured."""
+    preparation.run(Preparation(data, rounds=1, out=place / "found.json"), Console(quiet=True))
+    return read_results(place / "found.json")
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("few")
 def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
     VOCABULARY.write(write_wiki(tmp_path / "wiki" / "AA", documents=60).parent.parent)
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
-    found = measure(tmp_path, "--data", str(tmp_path), "--run-mb", "0.01")
-    encoding = found["contests"].pop(next(name for name in found["contests"] if "byte-level" in name))
-    assert {"cloze", "cloze, words met before", "tokenizers"} <= encoding["sides"].keys()
-    assert (found["benchmark"], len(found["contests"])) == ("preparation", 2)
+    found = measure(tmp_path, tmp_path)
+    assert (found["benchmark"], len(found["contests"]), len(found["whole_runs"])) == ("preparation", 2, 1)
     for contest in found["contests"].values():
         assert list(contest["sides"]) == ["cloze", "original", "tokenizers alone"]
         assert set(contest["times_as_fast_as"]) == {"original", "tokenizers alone"}
 
 
 @pytest.mark.slow
-def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path) -> None:
-    assert measure(tmp_path, "--run-mb", "0", CLOZE_DATA=str(tmp_path / "none"))["text"] == "demo"
+def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path, few: pytest.MonkeyPatch) -> None:
+    few.setattr(preparation, "RUN_MB", ())
+    few.setattr(preparation, "DATA", tmp_path / "none")
+    assert measure(tmp_path, tmp_path / "none")["text"] == "demo"
     with pytest.raises(UserError, match="has no wiki/"):
         SourceText.find(tmp_path, tmp_path)

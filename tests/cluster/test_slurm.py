@@ -290,12 +290,7 @@ def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
     assert shapes == [("weak", 1, 1, 4), ("weak", 2, 2, 8), ("strong", 1, 1, 8), ("strong", 2, 2, 8)]
     assert all(point["efficiency"]["median"] > 0 and point["ideal"]["median"] > 0 for point in points)
     *_, last = site.log(job).splitlines()
-    assert re.fullmatch(
-        r"efficiency by nodes: weak 1: 100%, 2: \d+%; strong 1: 100%, 2: \d+%; "
-        r"kept in runs/scaling/scaling.json and runs/scaling/scaling.png",
-        last,
-    )
-    assert (site.folder / "runs" / "scaling" / "scaling.png").stat().st_size > 10_000
+    assert last == "kept in runs/scaling/scaling.json"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.fine_tuners import UnscoredTuner, build_arguments, encode_rows, make_trainer, open_context
+from benchmarks.fine_tuning import UnscoredTuner, build_arguments, encode_rows, make_trainer, open_context
 from benchmarks.fine_tuning_scores import open_task, standardize_labels
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.batches import TrainingBatches

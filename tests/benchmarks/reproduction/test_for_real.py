@@ -78,8 +78,9 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
 ) -> None:
     write_tasks(tmp_path / "given")
     monkeypatch.setenv("CLOZE_DATA", str(tmp_path / "given"))
+    monkeypatch.setattr(reproduce, "count_ranks", lambda wanted: 1)
     monkeypatch.setattr(reproduce, "load_table", lambda name, scale: smallest(tmp_path))
-    wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path, ranks=1)
+    wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path)
     console = Console(file=io.StringIO(), width=250)
     threading.Timer(4.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert make(wanted, console) == Code.INTERRUPTED
@@ -89,8 +90,6 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     for row in found.rows:
         assert len(row.cells["sst2"].values) == 2, row.cells["sst2"].notes
         assert len(row.cells["blimp"].values) == (row.name != "from scratch")
-    runs = {name.partition("/")[0]: outcome for name, outcome in found.runs.items()}
     assert all(outcome.code == 0 for outcome in found.runs.values())
-    assert len(runs["train"].curve) >= 2
     assert make(wanted, console) == 0
     assert read_result(tmp_path / "table5-demo.json").rows == found.rows

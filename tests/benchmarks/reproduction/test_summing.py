@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 from scipy import stats
 
-from benchmarks.reproduction.summing import LEVEL, compare_samples, compute_spread, has_signal
+from benchmarks.reproduction.results import LEVEL, compare_samples, compute_spread, has_signal
 
 VALUES = some.lists(some.floats(0, 100).map(lambda value: round(value, 2)), min_size=2, max_size=6)
 

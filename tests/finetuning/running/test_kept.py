@@ -11,7 +11,7 @@ import torch
 from support.task_items import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
-from benchmarks.fine_tuners import open_context
+from benchmarks.fine_tuning import open_context
 from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
 from finetuning.inputs import Encoded, Items
