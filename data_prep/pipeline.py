@@ -33,7 +33,6 @@ from data_prep.readers.extraction import sample_sources, try_first_records
 from data_prep.readers.filters import Filter, make_filters, none_left, write_report
 from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Problems
-from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.running import Runner
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Settings, join_values, spell_flag
@@ -146,7 +145,7 @@ class Pipeline:
         sources.check_names("--weight", s.weights, known)
         if {*known} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
             raise UserError(SHARES_TOO_SMALL)
-        for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
+        for line in (*sources.describe_sources(files, s), *sources.list_left_out(problems.skipped)):
             self._say(line)
         if not (self.folder / MANIFEST).exists():
             filters = make_filters(s)  # so that a wrong list of words or language is reported at once
@@ -262,7 +261,7 @@ class Pipeline:
         self._refuse_emptied(documents)
         taken = steps.take(self.origins)
         lost = [record.lost for record in taken if record.lost]
-        for line in left_out_lines([*lost, *(fault for record in documents for fault in record.skipped)]):
+        for line in sources.list_left_out([*lost, *(fault for record in documents for fault in record.skipped)]):
             self._say(line)
         said = rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)

@@ -5,12 +5,10 @@ The first bytes of the content tell the format, and a key of both ends changes w
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,7 +17,6 @@ from data_prep.readers.compression import KEEPS, expanded
 from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
-MOST_COUNTED = 1 << 32  # bytes before a span whose lines are counted for a message: a second or two
 LARGEST_DOCUMENT = 1 << 27  # bytes: a worker takes ten times that to cut a document into sentences, 1.4 GB
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BZ2_STREAM = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
@@ -119,42 +116,15 @@ def records(
         yield base, bytes(buffer)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A place in a file, spelled by the number of its line; the lines before its span are counted only then."""
-
-    span: Span
-    offset: int
-    first: int
-    """The offset of the first record of the span."""
-    passed: int
-    """How many line ends are between that and the place."""
-
-    def __str__(self) -> str:
-        if self.first > MOST_COUNTED:
-            return self.span.name_place(self.offset)
-        return f"{self.span.path}: line {1 + self.passed + _line_ends(self.span.path, self.first):,}"
-
-
-def number_lines(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
-    """Yields the records of a span, each with the line that it begins in."""
-    first, passed = None, 0
-    for offset, record in found:
-        first = offset if first is None else first
-        yield offset, Line(span, offset, first, passed), record
-        passed += record.count(b"\n")
-
-
-@functools.lru_cache(maxsize=1)
-def _line_ends(path: str, stop: int) -> int:
-    """Counts the line ends in a file before an offset in its expanded content."""
-    count = 0
-    for block in read_content(Path(path)) if stop else ():
-        count += block[:stop].count(b"\n")
-        stop -= len(block)
-        if stop <= 0:
-            break
-    return count
+def decode_element(record: bytes, tag: bytes, span: Span, offset: int, problems: Problems) -> str | None:
+    """Decodes a record up to its closing tag; None where it is left out. Other text after the tag is listed as lost."""
+    end = record.rfind(tag) + len(tag)
+    if end < len(tag):
+        problems.leave_document_out(f"{span.name_place(offset)}: no {tag.decode()}: the file is cut short or broken")
+        return None
+    if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
+        problems.leave_document_out(f"{span.name_place(offset + end)}: text after {tag.decode()}: {after[:40]!r}")
+    return problems.decode(record[:end], span, offset)
 
 
 def _cut(buffer: bytearray, start: int, end: int) -> bytes:

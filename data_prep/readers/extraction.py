@@ -64,10 +64,8 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
     first = {(file.source, file.format): file for file in reversed(files) if list_readers()[file.format].has_fields}
 
     def try_first(file: SourceFile) -> None:
-        reader, options = (
-            list_readers()[file.format],
-            Options(Problems(errors), text_field_of(file.source), file.source),
-        )
+        reader = list_readers()[file.format]
+        options = Options(Problems(errors), text_field_of(file.source), file.source)
         for span in reader.spans(Path(file.path), file.size)[:1]:
             next(reader.read(span, options), None)
 

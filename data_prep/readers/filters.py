@@ -199,17 +199,8 @@ class OneLanguage:
 
     def figure(self, document: Document) -> str:
         """Predicts the language of a document from its beginning."""
-        return str(_language_model().classify(_take_beginning(document.passages, FIRST))[0])
-
-
-def _take_beginning(passages: list[str], size: int) -> str:
-    """Takes the first characters of a text, without looking at the rest."""
-    text = ""
-    for passage in passages:
-        text += passage[:size] + " "
-        if len(text) > size:
-            break
-    return text[:size]
+        beginning = "".join(f"{passage[:FIRST]} " for passage in document.passages[:FIRST])[:FIRST]
+        return str(_language_model().classify(beginning)[0])
 
 
 @functools.cache

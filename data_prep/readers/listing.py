@@ -12,7 +12,7 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
-from data_prep.readers.foreign import NO_FILES, Foreign
+from data_prep.readers.foreign import NO_FILE, Foreign
 from data_prep.readers.formats.parquet import describes_dataset
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
 
@@ -53,8 +53,8 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
         except OSError as error:
             listing.unreadable[path] = _explain_unreadable(path, error)
             continue
-        if kind := NO_FILES.get(stat.S_IFMT(status.st_mode)):
-            listing.foreign[path] = kind
+        if not stat.S_ISREG(status.st_mode):
+            listing.foreign[path] = NO_FILE
         elif status.st_size and not describes_dataset(Path(path)):
             listing.files[path] = status
     if problems.policy != "skip":

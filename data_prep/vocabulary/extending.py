@@ -32,17 +32,12 @@ class Extension:
     """Pieces of the text whose words were counted, by the vocabulary as it was."""
     after: int
     """Pieces of the same text by the longer one."""
-    asked: int
-    """The largest number of words to add."""
 
     def __str__(self) -> str:
         first, more = ", ".join(self.added[:10]), ", …" if len(self.added) > 10 else ""
-        number, fewer = len(self.added), len(self.added) < self.asked
         return (
-            f"{number:,} words{f' of {self.asked:,} asked for' if fewer else ''} added to "
-            f"{len(self.vocabulary) - number:,} pieces: {first}{more}; "
+            f"{len(self.added):,} words added to {len(self.vocabulary) - len(self.added):,} pieces: {first}{more}; "
             f"they make {self.before:,} pieces of text {self.after:,} ({self.after / self.before - 1:+.1%})"
-            + (f"; a word must occur {LEAST} times to be added" if fewer else "")
         )
 
 
@@ -68,7 +63,7 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
             break
         refused |= lost
     before, after = (sum(counts[word] * max(size, 1) for word, size in each.items()) for each in (sizes, now))
-    return Extension(longer, added, before, after, number)
+    return Extension(longer, added, before, after)
 
 
 def _count_pieces(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int]:

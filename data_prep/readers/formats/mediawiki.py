@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
 from data_prep.common.errors import UserError
-from data_prep.readers.cutting import EDGE, bz2_ranges, read_ends, records
+from data_prep.readers.cutting import EDGE, bz2_ranges, decode_element, read_ends, records
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.reader import Document, Options, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
@@ -30,24 +30,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump
-        where = span.name_place(offset)
-        end = record.find(b"</page>") + len(b"</page>")
-        if end < len(b"</page>"):
-            options.problems.leave_document_out(
-                f"{where}: a <page> without its </page>: the dump is cut short or broken"
-            )
-            continue
-        if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
-            options.problems.leave_document_out(
-                f"{span.name_place(offset + end)}: broken XML after this page: {after[:40]!r}"
-            )
-        text = options.problems.decode(record[:end], span, offset)
+        text = decode_element(record, b"</page>", span, offset, options.problems)
         if text is None:
             continue
         try:
             page = ElementTree.fromstring(text)
         except ElementTree.ParseError as error:
-            options.problems.leave_document_out(f"{where}: broken XML in this page: {error}")
+            options.problems.leave_document_out(f"{span.name_place(offset)}: broken XML in this page: {error}")
             continue
         document = _article(page, wikitext)
         if document is not None:

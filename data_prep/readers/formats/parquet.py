@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.common.errors import UserError
-from data_prep.common.files import BLOCK, readable
+from data_prep.common.files import BLOCK
 from data_prep.readers import compression, cutting
 from data_prep.readers.foreign import Foreign
 from data_prep.readers.formats.declaration import Reader
@@ -162,18 +161,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _columns(path: str, options: Options) -> list[str]:
-    """Names the columns of a file; raises UserError where it has none with the text."""
-    schema, text_field = _open(path).schema_arrow, options.text_field
-    if text_field not in schema.names:
-        fault = f"no column {text_field!r}; there is: {', '.join(schema.names)}"
-    elif not _is_text(kind := schema.field(text_field).type):
-        fault = f"the column {text_field!r} is {kind}, not text"
-    else:
+    """Names the columns of a file; raises UnreadableError where none has the text."""
+    schema = _open(path).schema_arrow
+    texts = [field.name for field in schema if _is_text(field.type)]
+    if options.text_field in texts:
         return list(schema.names)
-    names = [field.name for field in schema if _is_text(field.type)]
-    rows = _first_rows(path, names)
-    sizes = {name: sum(len(row[name] or b"") for row in rows) for name in names}
-    raise UserError(f"{path}: {fault}\n{options.field_cure(sizes)}")
+    raise options.explain_missing_text(path, dict.fromkeys(schema.names) | next(iter(_first_rows(path, texts)), {}))
 
 
 def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
@@ -223,28 +216,15 @@ def _open_version(path: str, size: int, modified: int) -> pq.ParquetFile | Recor
 def find_fault(path: Path, head: bytes) -> Foreign | None:
     """Tells whether a Parquet or Arrow file cannot be opened."""
     try:
-        num_row_groups(str(path))
+        _open(str(path))
     except UnreadableError:
         return NOT_WHOLE
     return None
 
 
-def num_row_groups(path: str) -> int:
-    """Counts the row groups of a file, which are looked up once."""
-    with readable(path, UnreadableError):
-        status = os.stat(path)
-    return _count_row_groups(path, status.st_size, status.st_mtime_ns)
-
-
-@functools.cache
-def _count_row_groups(path: str, size: int, modified: int) -> int:
-    """Counts the row groups of a file as it is now."""
-    return int(_open(path).num_row_groups)
-
-
 def spans(path: Path, span_bytes: int) -> list[Span]:
     """Makes a span of every row group."""
-    return [Span(str(path), group, group + 1) for group in range(num_row_groups(str(path)))]
+    return [Span(str(path), group, group + 1) for group in range(_open(str(path)).num_row_groups)]
 
 
 READER = Reader(

@@ -114,6 +114,17 @@ def read_part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any
     return part
 
 
+def check_steps(tokenizer: dict[str, Any], steps: Mapping[tuple[str, str], tuple[Any, ...]], path: Path) -> None:
+    """Raises UserError where a tokenizer.json cuts text in another way than with the values that are known.
+
+    Among these, None stands for a step or a key that is not there.
+    """
+    for (step, key), known in steps.items():
+        if (says := read_part(tokenizer, step, path).get(key)) not in known:
+            needed = " or ".join("nothing" if one is None else json.dumps(one) for one in known)
+            raise UserError(f"{path}: cuts text with {step}.{key} = {json.dumps(says)}; only {needed} is known here")
+
+
 def read_vocab(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:
     """Reads the pieces of a tokenizer.json, in the order of their ids."""
     ids = read_part(tokenizer, "model", path).get("vocab")
