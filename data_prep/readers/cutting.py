@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -26,44 +27,34 @@ Blocks = Iterator[tuple[bytes, int, int]]
 
 def whole(path: Path, span_bytes: int) -> list[Span]:
     """Makes one span of a file that has to be read from its beginning, none of an empty one."""
-    size = _size(path)
-    return [Span(str(path), 0, size)] if size else []
+    return _divide(path, sys.maxsize)
 
 
 def ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that can be read from anywhere; a compressed one stays whole."""
     if path.suffix in COMPRESSED:
         return whole(path, span_bytes)
-    size, step = _size(path), max(span_bytes, len(BYTE_ORDER_MARK) + 1)  # the first holds what follows the mark
-    return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
+    return _divide(path, max(span_bytes, len(BYTE_ORDER_MARK) + 1))  # the first holds what follows the mark
 
 
 def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that is plain or in many bz2 streams, for records that need nothing before their opening."""
-    if path.suffix != ".bz2":
-        return ranges(path, span_bytes)
-    size, step = _size(path), max(1, span_bytes // 4)
+    return _divide(path, max(1, span_bytes // 4)) if path.suffix == ".bz2" else ranges(path, span_bytes)
+
+
+def _divide(path: Path, step: int) -> list[Span]:
+    """Makes spans of so many bytes of a file that was there a moment ago."""
+    with readable(path, UnreadableError):
+        size = path.stat().st_size
     return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def _size(path: Path) -> int:
-    """Looks up the size of a file that was there a moment ago."""
-    with readable(path, UnreadableError):
-        return path.stat().st_size
-
-
-def read_content(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
+def read_content(path: Path, size: int = 0) -> Iterator[bytes]:
     """Yields the content of a file a block at a time; .gz, .bz2, .xz and .zst are expanded.
 
     Raises UnreadableError where the file is damaged, or smaller than it is known to be.
     """
-    with readable(path, UnreadableError), path.open("rb") as file:
-        if path.suffix in COMPRESSED:
-            yield from (block for block, _ in expanded(file, path, block_bytes))
-        else:
-            while block := file.read(block_bytes):
-                yield block
-        _check_end(file, path, size)
+    return (block for block, _, _ in _blocks(Span(str(path), 0, size)) if block)
 
 
 def _check_end(file: BinaryIO, path: Path, end: int) -> None:
@@ -116,12 +107,15 @@ def records(
         yield base, bytes(buffer)
 
 
-def decode_element(record: bytes, tag: bytes, span: Span, offset: int, problems: Problems) -> str | None:
-    """Decodes a record up to its closing tag; None where it is left out. Other text after the tag is listed as lost."""
-    end = record.rfind(tag) + len(tag)
-    if end < len(tag):
+def decode_element(record: bytes, end: int, tag: bytes, span: Span, offset: int, problems: Problems) -> str | None:
+    """Decodes a record up to its closing tag, which is at `end`; None where it is left out.
+
+    What stands between the tag and the next record is listed as lost.
+    """
+    if end < 0:
         problems.leave_document_out(f"{span.name_place(offset)}: no {tag.decode()}: the file is cut short or broken")
         return None
+    end += len(tag)
     if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
         problems.leave_document_out(f"{span.name_place(offset + end)}: text after {tag.decode()}: {after[:40]!r}")
     return problems.decode(record[:end], span, offset)

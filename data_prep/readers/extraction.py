@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -133,11 +133,5 @@ def extract(task: ExtractTask) -> DocumentsRecord:
 
 def _make_batch(group: list[Document]) -> pa.RecordBatch:
     """Puts documents into a record batch."""
-    ends = accumulate((len(document.passages) for document in group), initial=0)
-    sentences = pa.array(list(chain.from_iterable(document.passages for document in group)), pa.string())
-    columns = [
-        pa.array([document.id for document in group], pa.string()),
-        pa.array([document.title for document in group], pa.string()),
-        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), sentences, type=SCHEMA.field("sentences").type),
-    ]
+    columns = [[one.id for one in group], [one.title for one in group], [one.passages for one in group]]
     return pa.record_batch(columns, schema=SCHEMA)

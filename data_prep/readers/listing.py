@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import os
 import stat
@@ -40,8 +39,9 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
     if out is not None:
         _refuse_within(out, arguments)
     paths = {path for argument in arguments for path in _expand(argument, listing)}
-    if out is not None and out.is_dir():
-        paths = set(_exclude_below(paths, out))
+    if out is not None and out.is_dir():  # wherever links lead
+        whole = Path(os.path.realpath(out))
+        paths = {path for path in paths if whole not in Path(os.path.realpath(path)).parents}
     for path in sorted(paths, key=lambda path: Path(path).parts):
         try:
             path.encode()
@@ -113,13 +113,3 @@ def _explain_unreadable(path: str, error: OSError) -> UnreadableError:
     """Describes why a file or folder cannot be read."""
     broken = " (a link to nothing)" if isinstance(error, FileNotFoundError) and os.path.islink(path) else ""
     return UnreadableError(f"{path}: cannot be read: {error.strerror}{broken}", LEAVES_OUT)
-
-
-def _exclude_below(paths: Iterable[str], folder: Path) -> Iterator[str]:
-    """Leaves out the files that lie in a folder or below it, wherever links lead."""
-    whole = Path(os.path.realpath(folder))
-    followed = functools.cache(lambda parent: Path(parent).resolve())  # once for all files there
-    for path in paths:
-        place = Path(path).resolve() if os.path.islink(path) else followed(os.path.dirname(path)) / "file"
-        if whole not in place.parents:
-            yield path

@@ -90,7 +90,7 @@ def _unquote(value: str) -> str:
 def _read_lines(span: Span) -> Iterator[str]:
     """Splits the content of a file into lines with their ends; bytes that are not UTF-8 become surrogates."""
     rest = b""
-    for number, block in enumerate(read_content(Path(span.path), size=span.end)):
+    for number, block in enumerate(read_content(Path(span.path), span.end)):
         *whole_lines, rest = (rest + (block if number else block.removeprefix(BYTE_ORDER_MARK))).split(b"\n")
         yield from (line.decode(errors="surrogateescape") + "\n" for line in whole_lines)
         if len(rest) > LARGEST_DOCUMENT:

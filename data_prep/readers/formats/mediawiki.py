@@ -11,13 +11,13 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
-from data_prep.common.errors import UserError
 from data_prep.readers.cutting import EDGE, bz2_ranges, decode_element, read_ends, records
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.reader import Document, Options, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
 OPENING = re.compile(rb"(<page)[\s>]")
+END = b"</page>"
 CLOSING = re.compile(rb"</page>\s*\Z")
 DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
@@ -30,7 +30,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump
-        text = decode_element(record, b"</page>", span, offset, options.problems)
+        text = decode_element(record, record.find(END), END, span, offset, options.problems)
         if text is None:
             continue
         try:
@@ -56,12 +56,8 @@ def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
 
 @functools.cache
 def _skipped_prefixes(path: str) -> frozenset[str]:
-    """Reads what the dump's own language calls the namespaces whose links are no text; refuses hostile dumps."""
+    """Reads what the dump's own language calls the namespaces whose links are no text."""
     head = read_ends(path, 0, EDGE).head.decode(errors="replace").partition("<page")[0]
-    if "<!DOCTYPE" in head or "<!ENTITY" in head:
-        raise UserError(
-            f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile"
-        )
     return frozenset(name.lower() for key, name in NAMESPACE.findall(head) if key in FILE_NAMESPACES)
 
 

@@ -36,15 +36,12 @@ class RecordBatches:
     def __init__(self, path: str):
         self._path = path
         with pa.OSFile(path) as file:  # not mapped: a fault of the disk would be the end of the process
-            if file.read(len(FILE)) == FILE:
-                reader = pa.ipc.open_file(file)
-                self.schema_arrow, self.num_row_groups = reader.schema, reader.num_record_batches
-            else:
+            reader = _open_arrow(file)
+            self.schema_arrow, self.num_row_groups = reader.schema, getattr(reader, "num_record_batches", 1)
+            if isinstance(reader, pa.RecordBatchStreamReader):
                 file.seek(file.size() - len(END_OF_STREAM))
                 if file.read() != END_OF_STREAM:
                     raise pa.ArrowInvalid("the stream has no end")
-                file.seek(0)
-                self.schema_arrow, self.num_row_groups = pa.ipc.open_stream(file).schema, 1
         self.schema_arrow.names  # noqa: B018 (raises UnicodeDecodeError for a damaged name)
 
     def iter_batches(
@@ -52,18 +49,21 @@ class RecordBatches:
     ) -> Iterator[pa.RecordBatch]:
         """Yields so many rows at a time of some columns; it has no threads."""
         with pa.OSFile(self._path) as file:
-            if file.read(len(FILE)) == FILE:
-                reader = pa.ipc.open_file(file)
-                batches: Iterator[pa.RecordBatch] = (reader.get_batch(number) for number in row_groups)
-            else:
-                file.seek(0)
-                batches = iter(pa.ipc.open_stream(file))
-            for batch in batches:
+            reader = _open_arrow(file)
+            is_stream = isinstance(reader, pa.RecordBatchStreamReader)
+            for batch in reader if is_stream else map(reader.get_batch, row_groups):
                 wanted = batch.select(columns)
                 for column in wanted.columns:  # damaged offsets would end the process; bytes need not be UTF-8 here
                     (column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column).validate(full=True)
                 for start in range(0, batch.num_rows, rows):
                     yield wanted.slice(start, rows)
+
+
+def _open_arrow(file: pa.OSFile) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    """Opens an Arrow file of either kind."""
+    opened = pa.ipc.open_file if file.read(len(FILE)) == FILE else pa.ipc.open_stream
+    file.seek(0)
+    return opened(file)
 
 
 def describes_dataset(path: Path) -> bool:

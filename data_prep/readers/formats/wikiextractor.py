@@ -16,6 +16,7 @@ from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import remove_tags
 
 OPENING = re.compile(rb"\n(<doc )")
+END = b"</doc>"
 CLOSING = re.compile(rb"</doc>\s*\Z")
 ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')
 
@@ -29,7 +30,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         if not record.lstrip().startswith(b"<doc "):
             options.problems.leave_document_out(f"{span.name_place(offset)}: text that is in no <doc>")
             continue
-        text = decode_element(record, b"</doc>", span, offset, options.problems)
+        text = decode_element(record, record.rfind(END), END, span, offset, options.problems)
         if text is None:
             continue
         tag, _, body = text.lstrip().removesuffix("</doc>").partition("\n")
