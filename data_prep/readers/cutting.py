@@ -60,9 +60,8 @@ def read_content(path: Path, size: int = 0) -> Iterator[bytes]:
 def _check_end(file: BinaryIO, path: Path, end: int) -> None:
     """Raises UnreadableError where a file ends before a span of it does: its size was looked up when the run began."""
     if (size := os.fstat(file.fileno()).st_size) < end:
-        raise UnreadableError(
-            f"{path}: {size:,} bytes: it has become shorter since the run began", f"begin anew; {KEEPS}"
-        )
+        what = f"{path}: {size:,} bytes: it has become shorter since the run began"
+        raise UnreadableError(what, f"begin anew; {KEEPS}")
 
 
 def records(
@@ -87,7 +86,7 @@ def records(
             found = (match.start(1) for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)))
             for at in (at for at in found if base + at >= first and (start is None or at > start)):
                 if start is not None:
-                    yield base + start, _cut(buffer, start, at)
+                    yield base + start, bytes(memoryview(buffer)[start:at])  # copied once
                 start = at
                 if base + at >= limit:
                     return
@@ -119,12 +118,6 @@ def decode_element(record: bytes, end: int, tag: bytes, span: Span, offset: int,
     if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
         problems.leave_document_out(f"{span.name_place(offset + end)}: text after {tag.decode()}: {after[:40]!r}")
     return problems.decode(record[:end], span, offset)
-
-
-def _cut(buffer: bytearray, start: int, end: int) -> bytes:
-    """Copies a part of a buffer once, however large it is."""
-    with memoryview(buffer) as view:
-        return bytes(view[start:end])
 
 
 def too_large(what: str) -> str:
@@ -194,20 +187,14 @@ def read_ends(path: str | Path, size: int, most: int = HEAD) -> Ends:
     is_compressed = str(path).endswith(COMPRESSED)
     with readable(path, UnreadableError), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
         head, is_damaged = file.read(EDGE), False
-        key = _compute_key(file, head, size)
+        key = hashlib.sha256(b"%d " % size + head)
+        if size > len(head):
+            file.seek(max(len(head), size - EDGE))
+            key.update(file.read(EDGE))
         if is_compressed:
             file.seek(0)
             head, is_damaged = _expanded_head(file, Path(path), most)
-        return Ends(head.removeprefix(BYTE_ORDER_MARK)[:most], key, is_damaged)
-
-
-def _compute_key(file: BinaryIO, start: bytes, size: int) -> str:
-    """Hashes the size, the start and the end of a file, of which the start is read already."""
-    digest = hashlib.sha256(b"%d " % size + start)
-    if size > len(start):
-        file.seek(max(len(start), size - EDGE))
-        digest.update(file.read(EDGE))
-    return digest.hexdigest()[:16]
+        return Ends(head.removeprefix(BYTE_ORDER_MARK)[:most], key.hexdigest()[:16], is_damaged)
 
 
 def _expanded_head(file: BinaryIO, path: Path, most: int) -> tuple[bytes, bool]:

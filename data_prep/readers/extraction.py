@@ -93,12 +93,11 @@ def extract(task: ExtractTask) -> DocumentsRecord:
 
     def documents() -> Iterator[Document]:
         size = 0
-        for span in task.bundle.spans:
-            for document in reader.read(span, options):
-                if size >= task.limit:
-                    return
-                size += document.size
-                yield document
+        for document in chain.from_iterable(reader.read(span, options) for span in task.bundle.spans):
+            if size >= task.limit:
+                return
+            size += document.size
+            yield document
 
     empty = 0
 

@@ -328,11 +328,7 @@ def write_report(folder: Path, records: Iterable[DocumentsRecord]) -> FileRecord
 
 
 def none_left(records: Iterable[DocumentsRecord], settings: Settings) -> str:
-    """Says that no document is left and which filters left them out, each with an example."""
-    lines = ["the filters leave no document:"]
-    for name, total in add_up(records).items():
-        if total.number:
-            _, first = total.examples[0]
-            said = f"{total.number:,}, such as {first.title or first.id} ({first.figure})"
-            lines.append(f"  {spell_flag(name)} {getattr(settings, name)} left out {said}")
-    return "\n".join([*lines, "give other thresholds"])
+    """Says that no document is left and how many each filter left out."""
+    counts = {name: total.number for name, total in add_up(records).items() if total.number}
+    lines = (f"  {spell_flag(name)} {getattr(settings, name)} left out {count:,}" for name, count in counts.items())
+    return "\n".join(["the filters leave no document:", *lines, "give other thresholds"])

@@ -68,30 +68,23 @@ def _refuse_within(out: Path, arguments: list[str]) -> None:
     whole = Path(os.path.realpath(out))  # resolve() fails where links go in a circle
     for argument in arguments:
         for found in [argument] if os.path.lexists(argument) else glob.glob(argument, recursive=True):
-            if found != argument and Path(os.path.realpath(found)) == whole:
-                continue  # what an earlier run made there, which is left out of the list
-            if os.path.isdir(found) and (place := Path(os.path.realpath(found))) in (whole, *whole.parents):
-                inside = "is" if place == whole else "lies within"
-                raise UserError(f"--out {out}: {inside} --docs {argument}, which is read whole; name one beside it")
+            place = Path(os.path.realpath(found))
+            is_left_out = found != argument and place == whole  # an earlier run made it there
+            if os.path.isdir(found) and place in (whole, *whole.parents) and not is_left_out:
+                raise UserError(f"--out {out}: lies within --docs {argument}, which is read whole; name one beside it")
 
 
-def _expand(path: str, listing: Listing) -> list[str]:
+def _expand(path: str, listing: Listing) -> set[str]:
     """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
-    if os.path.isfile(path):
-        return [str(Path(path))]
-    if os.path.lexists(path):
-        found = [path]
-    else:
-        found = glob.glob(path, recursive=True)
-        if not found:
-            none = " (no match)" if glob.has_magic(path) else ""
-            raise UserError(f"--docs {path}: {absence(Path(path), 'file or folder')}{none}")
+    found = [path] if os.path.lexists(path) else glob.glob(path, recursive=True)
+    if not found:
+        raise UserError(f"--docs {path}: {absence(Path(path), 'file or folder')}")
     files: set[str] = set()
     for place in found:
         files.update(_walk(place, listing) if os.path.isdir(place) else [str(Path(place))])
     if not files and not listing.unreadable:
         raise UserError(f"--docs {path}: an empty folder")
-    return list(files)
+    return files
 
 
 def _walk(top: str, listing: Listing) -> Iterator[str]:

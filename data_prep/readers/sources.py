@@ -137,10 +137,9 @@ def check_names(flag: str, values: Mapping[str, object], sources: list[str]) -> 
     """Raises UserError where a flag such as --text-field NAME=FIELD names a source that is not there."""
     for name, value in values.items():
         if name and name not in sources:
-            raise UserError(
-                f"{flag} {name}={value}: there is no source {name}, only {', '.join(dict.fromkeys(sources))}\n"
-                "a source has the name of its folder or file, or one that you give it: --docs NAME=PATH"
-            )
+            cure = "a source has the name of its folder or file, or one that you give it: --docs NAME=PATH"
+            known = ", ".join(dict.fromkeys(sources))
+            raise UserError(f"{flag} {name}={value}: there is no source {name}, only {known}\n{cure}")
 
 
 def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
@@ -247,13 +246,9 @@ def find_changed(files: Iterable[SourceFile]) -> list[str]:
 
 def _name_files(path: str, files: list[str]) -> dict[str, str]:
     """Names files as the manifest does: from the folder that was given, or that they have in common."""
-    places = {file: os.path.abspath(file) for file in files}
-    root = path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(place) for place in places.values()])
-    base = os.path.join(os.path.abspath(root), "")
-    return {
-        file: place[len(base) :] if place.startswith(base) else Path(os.path.relpath(file, root)).as_posix()
-        for file, place in places.items()
-    }
+    folders = [os.path.dirname(os.path.abspath(file)) for file in files]
+    root = path if os.path.isdir(path) else os.path.commonpath(folders)
+    return {file: os.path.relpath(file, root) for file in files}
 
 
 def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: list[SourceFile]) -> str:

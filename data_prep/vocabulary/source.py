@@ -46,10 +46,8 @@ def _read_file(path: Path, cased: bool) -> Vocabulary:
         return vocabulary
     if path.name == VOCABULARY and path.with_name(TOKENIZER_CONFIG).is_file():
         return read_vocabulary(path.parent)
-    raise UserError(
-        f"--vocab {path}: has pieces with capital letters, which text in lower case never matches: add --cased, or "
-        f"name a folder that has it beside a {TOKENIZER_CONFIG}"
-    )
+    cure = f"add --cased, or name a folder that has it beside a {TOKENIZER_CONFIG}"
+    raise UserError(f"--vocab {path}: has pieces with capitals, which text in lower case never matches: {cure}")
 
 
 def shorten_name(given: str) -> str:

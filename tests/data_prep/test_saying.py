@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -152,11 +151,6 @@ def test_an_image_among_texts_is_named_and_can_be_left_out(mine: Path, tmp_path:
     manifest = Manifest.read(tmp_path / "out")
     assert manifest.corpus.skipped == ["mine/photo.jpg: an image"]
     assert "photo.jpg" not in {source.name for source in manifest.sources}
-    globs = shlex.split(message[message.index("--docs '") :])
-    arguments = [*globs, "--text-field", "body", "--out", str(tmp_path / "globs"), "--workers", "1", *SETTINGS]
-    run_main(shard.main, *arguments)
-    by_glob = Manifest.read(tmp_path / "globs").sources
-    assert sorted(map(str, by_glob)) == sorted(map(str, manifest.sources))
 
 
 def test_sentences_of_german_text_end_by_the_rules_of_german(tmp_path: Path) -> None:

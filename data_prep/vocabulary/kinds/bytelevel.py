@@ -237,10 +237,6 @@ class ByteLevelKind(TokenizerKind):
     vocabulary, title, model, plain = ByteLevel, "byte-level BPE", "BPE", (PIECES, MERGES)
     is_cased, is_extensible = True, False
 
-    def load(self, folder: Path, cased: bool) -> Vocabulary:  # noqa: ARG002 - it always is
-        """Reads the vocabulary of a folder of shards."""
-        return self.read(folder, read_table(folder / TOKENIZER))
-
     def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:
         """Reads the vocabulary of a folder: its tokenizer.json, else its vocab.json and merges.txt."""
         config = read_table(folder / TOKENIZER_CONFIG) if (folder / TOKENIZER_CONFIG).is_file() else {}

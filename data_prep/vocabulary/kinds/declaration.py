@@ -40,9 +40,9 @@ class TokenizerKind(ABC):
     is_extensible: ClassVar[bool] = True
     """Whether words of a text can be added to a vocabulary."""
 
-    @abstractmethod
-    def load(self, folder: Path, cased: bool) -> Vocabulary:
+    def load(self, folder: Path, cased: bool) -> Vocabulary:  # noqa: ARG002 - most kinds say it in their files
         """Reads the vocabulary of a folder of shards, whose manifest says whether it is cased."""
+        return self.read(folder, read_table(folder / TOKENIZER))
 
     @abstractmethod
     def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:

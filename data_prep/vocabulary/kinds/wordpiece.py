@@ -221,8 +221,7 @@ class WordPieceKind(TokenizerKind):
             pieces = _read_table(tokenizer, folder)
         else:
             raise UserError(
-                f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
-                "since its weights mean nothing without its pieces"
+                f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from"
             )
         _check_class(folder, tokenizer, config)
         others = _read_table(tokenizer, folder) if "model" in tokenizer else pieces

@@ -250,7 +250,7 @@ def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.Monk
     with pytest.raises(UserError) as caught:
         read(path, "jsonl")
     what, cure = str(caught.value).split("\n")
-    assert what.startswith(f"{path}: the first ")
+    assert what.startswith(f"{path}: expands to more than ")
     assert "as a bomb does; the most for a text is 0.001 GB and 200 times the size" in what
     assert cure == "if it is text, unpack it; --errors skip keeps what comes before and lists the file"
     documents, problems = read(path, "jsonl", "skip")

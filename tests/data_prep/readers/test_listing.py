@@ -120,7 +120,7 @@ def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
     write(tmp_path / "x" / "a.txt", TEXT)
     (tmp_path / "link").symlink_to("x")
     for docs, out in (("x", "x"), ("x", "x/deep/out"), ("link", "x/out"), ("x", "link/out"), ("*", "x/out")):
-        with pytest.raises(UserError, match=f"--out {tmp_path / out}: (is|lies within) --docs"):
+        with pytest.raises(UserError, match=f"--out {tmp_path / out}: lies within --docs"):
             find_files([str(tmp_path / docs)], out=tmp_path / out)
     assert len(find_files([str(tmp_path / "x")], out=tmp_path / "xy")) == 1
     (tmp_path / "x" / "out").mkdir()  # by an earlier run of the same command

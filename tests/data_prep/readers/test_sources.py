@@ -105,7 +105,7 @@ def test_files_that_a_shell_spelled_out_are_one_source(tmp_path: Path, monkeypat
 def test_missing_paths_and_folders_with_nothing_in_them(tmp_path: Path) -> None:
     assert message(tmp_path) == f"--docs {tmp_path}: an empty folder"
     assert message(tmp_path / "none") == f"--docs {tmp_path}/none: no such file or folder"
-    assert message(tmp_path / "*.txt") == f"--docs {tmp_path}/*.txt: no such file or folder (no match)"
+    assert message(tmp_path / "*.txt") == f"--docs {tmp_path}/*.txt: no such file or folder"
     assert message("label=") == "--docs label=: no such file or folder"
     fill(tmp_path / "w", _dot_hidden=TEXT, a__b___x=TEXT)
     (tmp_path / "z/a/b").mkdir(parents=True)

@@ -174,6 +174,6 @@ def test_capitals_in_a_plain_file_need_a_word_on_case(tmp_path: Path) -> None:
     change(folder / "tokenizer_config.json", "do_lower_case", value=True)
     assert not find_vocabulary(str(file), cased=False).cased
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(UserError, match=r"--vocab .*: has pieces with capital letters.*: add --cased"):
+    with pytest.raises(UserError, match=r"--vocab .*: has pieces with capitals.*: add --cased"):
         find_vocabulary(str(file), cased=False)
     assert find_vocabulary(str(file), cased=True).cased
