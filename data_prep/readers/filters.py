@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,20 +42,6 @@ UNPARTED = re.compile(
 
 LANGUAGE_PACKAGE = "py3langid"
 FIRST = 300  # characters by which the language of a document is told
-
-
-class Filter(Protocol):
-    """A condition on documents."""
-
-    @property
-    def name(self) -> str:
-        """The name of its setting."""
-
-    def fail(self, documents: Sequence[Document]) -> Sequence[bool]:
-        """Returns for each document whether it fails."""
-
-    def figure(self, document: Document) -> str:
-        """Formats the value of a document that the filter checks."""
 
 
 @dataclass(frozen=True)
@@ -222,6 +208,8 @@ def _one_language(code: str) -> OneLanguage:
     return OneLanguage(code)
 
 
+Filter = Limit | ForbiddenWords | OneLanguage
+"""A condition on documents, with the name of its setting: it tells which documents fail, and their figures."""
 LIMITS: dict[str, tuple[Callable[[Sequence[Document]], Array], str]] = {
     "min_words": (count_words, "low"),
     "max_words": (count_words, "high"),

@@ -48,7 +48,8 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
     piece may not make another word of the text unknown, whose rest no piece continues: it is left out then.
     """
     sizes = _count_pieces(base, counts)
-    saved = {word: count * _count_saved_pieces(word, sizes[word]) for word, count in counts.items() if count >= LEAST}
+    pieces = {word: size if size != UNKNOWN else max(len(word), 2) for word, size in sizes.items()}
+    saved = {word: count * (pieces[word] - 1) for word, count in counts.items() if count >= LEAST}
     ranked = sorted((word for word in saved if saved[word]), key=lambda word: (-saved[word], word))
     refused: set[str] = set()
     while True:
@@ -76,11 +77,6 @@ def _count_pieces(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int
             pieces = encoding.tokens
             sizes[word] = UNKNOWN if unknown in pieces else len(pieces)
     return sizes
-
-
-def _count_saved_pieces(word: str, size: int) -> int:
-    """Counts the pieces that an occurrence of a word saves once it is a piece itself."""
-    return max(len(word) - 1, 1) if size == UNKNOWN else size - 1
 
 
 def _find_longest_start(word: str, added: Collection[str]) -> str:
