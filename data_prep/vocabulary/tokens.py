@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,7 @@ LIST_SCHEMA = make_schema(path=pa.string(), source=pa.string(), documents=pa.int
 
 scramble = compiled(scramble_bits)
 INCREMENT = np.uint64(GOLDEN)
+Kind = TypeVar("Kind", bound="TokenFiles")
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class TokenFiles:
     """The number of pieces of every file."""
 
     @classmethod
-    def read(cls, path: Path, *more: Any) -> Self:
+    def read(cls: type[Kind], path: Path, *more: Any) -> Kind:
         """Maps the list into memory; `more` are the further fields of the class."""
         batch = map_batches(path).get_batch(0)
         firsts = np.concatenate([[0], np.cumsum(np.asarray(batch["documents"]))]).astype(np.int64)

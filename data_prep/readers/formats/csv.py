@@ -32,12 +32,12 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     kind, cure = ("TSV", PARTED_BY_TABS) if is_tsv else ("CSV", UNCLOSED)
     rows = parse_rows(_read_lines(span), is_tsv)
     _, _, names = next(rows, (0, 0, []))
-    if isinstance(names, csv.Error) or any(len(name) > LONGEST_NAME for name in names):
+    if isinstance(names, csv.Error) or (field not in names and any(len(name) > LONGEST_NAME for name in names)):
         raise UnreadableError(f"{path}: no line with the names of its columns", NO_HEADER)
     if names and field not in names:
         _, _, first = next(rows, (0, 0, []))
-        values = first if isinstance(first, list) else []
-        raise options.explain_missing_text(path, dict(itertools.zip_longest(names, values[: len(names)])))
+        shown = [] if isinstance(first, csv.Error) else first[: len(names)]
+        raise options.explain_missing_text(path, dict(itertools.zip_longest(names, shown)))
     if names.count(field) > 1:
         raise UnreadableError(f"{path}: two columns have the name {field!r}", "rename one")
     for number, last, row in rows:

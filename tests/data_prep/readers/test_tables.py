@@ -142,6 +142,7 @@ def test_a_table_without_a_header_is_told_in_short(tmp_path: Path) -> None:
         read(path, "csv")
     assert "--text-field" not in str(caught.value)
     assert len(str(caught.value)) < len(str(path)) + 300
+    assert passages(write(path, f"text,{'what a note may be about ' * 9}\nOne.,2\n"), "csv") == [["One."]]
 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_no_part_of_the_text(tmp_path: Path) -> None:
