@@ -36,7 +36,8 @@ from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
 from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
-from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, parse_object, told_at
+from data_prep.readers.formats.jsonl import parse_object
+from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, told_at
 from finetuning.prediction import Answer, Device, FineTuned, Numbers, Row, Texts, find_fine_tuned, load
 
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]

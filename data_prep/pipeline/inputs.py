@@ -16,7 +16,6 @@ from data_prep.readers import sources
 from data_prep.readers.extraction import sample_sources, try_first_records
 from data_prep.readers.filters import Filter, make_filters
 from data_prep.readers.reader import Problems
-from data_prep.readers.summary import left_out_lines, source_lines
 from data_prep.settings import Settings, join_values
 from data_prep.shards import MANIFEST, Ingredients
 from data_prep.vocabulary.kinds.declaration import USUAL, find_kind
@@ -113,7 +112,7 @@ def _find_files(
         sources.check_names(flag, shares, known)
     if {*known} <= s.max_shares.keys() and sum(s.max_shares.values()) <= 1:
         raise UserError(SHARES_TOO_SMALL)
-    for line in (*source_lines(files, s), *left_out_lines(problems.skipped)):
+    for line in (*sources.describe_sources(files, s), *sources.list_left_out(problems.skipped)):
         print_line(console, line)
     return files, problems
 

@@ -30,7 +30,6 @@ from data_prep.pipeline.trial import rehearse
 from data_prep.readers import sources
 from data_prep.readers.filters import none_left, write_report
 from data_prep.readers.formats.declaration import list_readers
-from data_prep.readers.summary import left_out_lines
 from data_prep.running import Runner
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Fact, Settings, list_by, spell_flag
@@ -157,7 +156,7 @@ class Pipeline:
         self._refuse_emptied(documents)
         taken = steps.take(origins)
         lost = [record.lost for record in taken if record.lost]
-        for line in left_out_lines([*lost, *(fault for record in documents for fault in record.skipped)]):
+        for line in sources.list_left_out([*lost, *(fault for record in documents for fault in record.skipped)]):
             print_line(self.console, line)
         rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)

@@ -28,9 +28,7 @@ def zstd_stream() -> Any:
     try:
         import zstandard
     except ImportError as error:
-        raise UserError(
-            "zstandard is not installed, which .zst needs: pip install zstandard, or unpack them"
-        ) from error
+        raise UserError("zstandard is not installed, which .zst needs: pip install zstandard") from error
     return zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
 
 
@@ -66,7 +64,9 @@ def expanded(file: BinaryIO, path: Path, block_bytes: int = BLOCK) -> Iterator[t
             parts += [piece] if piece else []
             size, count = size + len(piece), count + len(piece)
             if count > EXPANDS_FREELY and count > EXPANDS_FREELY + MOST_TIMES * (file.tell() - first):
-                raise _bomb(path, file.tell() - first, count)
+                most = f"the most for a text is {EXPANDS_FREELY / 1e9:.2g} GB and {MOST_TIMES} times the size"
+                what = f"{path}: expands to more than {count // 10**6:,} MB, as a bomb does; {most}"
+                raise UnreadableError(what, f"if it is text, unpack it; {KEEPS}")
     except faults() as error:
         if parts:
             yield b"".join(parts), at
@@ -110,10 +110,3 @@ def _fault(path: Path, stream: int, count: int, error: Exception) -> UnreadableE
     place = "" if stream else f" (after {count:,} bytes of text)"
     what = f"{path}: truncated or damaged {path.suffix}: the stream at byte {stream:,}: {error}{place}"
     return UnreadableError(what, f"fetch or pack it anew; {KEEPS}")
-
-
-def _bomb(path: Path, size: int, count: int) -> UnreadableError:
-    """Refuses a file that is small and holds far too much for a text."""
-    most = f"the most for a text is {EXPANDS_FREELY / 1e9:.2g} GB and {MOST_TIMES} times the size"
-    what = f"{path}: the first {size:,} bytes expand to more than {count // 10**6:,} MB, as a bomb does; {most}"
-    return UnreadableError(what, f"if it is text, unpack it; {KEEPS}")

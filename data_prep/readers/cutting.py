@@ -5,12 +5,11 @@ The first bytes of the content tell the format, and a key of both ends changes w
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -19,7 +18,6 @@ from data_prep.readers.compression import KEEPS, expanded
 from data_prep.readers.reader import COMPRESSED, Problems, Span, UnreadableError
 
 CONTEXT = 256  # bytes that an opening of a record, with what is looked at before and after it, never exceeds
-MOST_COUNTED = 1 << 32  # bytes before a span whose lines are counted for a message: a second or two
 LARGEST_DOCUMENT = 1 << 27  # bytes: a worker takes ten times that to cut a document into sentences, 1.4 GB
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 BZ2_STREAM = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
@@ -29,52 +27,41 @@ Blocks = Iterator[tuple[bytes, int, int]]
 
 def whole(path: Path, span_bytes: int) -> list[Span]:
     """Makes one span of a file that has to be read from its beginning, none of an empty one."""
-    size = _size(path)
-    return [Span(str(path), 0, size)] if size else []
+    return _divide(path, sys.maxsize)
 
 
 def ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that can be read from anywhere; a compressed one stays whole."""
     if path.suffix in COMPRESSED:
         return whole(path, span_bytes)
-    size, step = _size(path), max(span_bytes, len(BYTE_ORDER_MARK) + 1)  # the first holds what follows the mark
-    return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
+    return _divide(path, max(span_bytes, len(BYTE_ORDER_MARK) + 1))  # the first holds what follows the mark
 
 
 def bz2_ranges(path: Path, span_bytes: int) -> list[Span]:
     """Divides a file that is plain or in many bz2 streams, for records that need nothing before their opening."""
-    if path.suffix != ".bz2":
-        return ranges(path, span_bytes)
-    size, step = _size(path), max(1, span_bytes // 4)
+    return _divide(path, max(1, span_bytes // 4)) if path.suffix == ".bz2" else ranges(path, span_bytes)
+
+
+def _divide(path: Path, step: int) -> list[Span]:
+    """Makes spans of so many bytes of a file that was there a moment ago."""
+    with readable(path, UnreadableError):
+        size = path.stat().st_size
     return [Span(str(path), at, min(at + step, size)) for at in range(0, size, step)]
 
 
-def _size(path: Path) -> int:
-    """Looks up the size of a file that was there a moment ago."""
-    with readable(path, UnreadableError):
-        return path.stat().st_size
-
-
-def read_content(path: Path, block_bytes: int = BLOCK, size: int = 0) -> Iterator[bytes]:
+def read_content(path: Path, size: int = 0) -> Iterator[bytes]:
     """Yields the content of a file a block at a time; .gz, .bz2, .xz and .zst are expanded.
 
     Raises UnreadableError where the file is damaged, or smaller than it is known to be.
     """
-    with readable(path, UnreadableError), path.open("rb") as file:
-        if path.suffix in COMPRESSED:
-            yield from (block for block, _ in expanded(file, path, block_bytes))
-        else:
-            while block := file.read(block_bytes):
-                yield block
-        _check_end(file, path, size)
+    return (block for block, _, _ in _blocks(Span(str(path), 0, size)) if block)
 
 
 def _check_end(file: BinaryIO, path: Path, end: int) -> None:
     """Raises UnreadableError where a file ends before a span of it does: its size was looked up when the run began."""
     if (size := os.fstat(file.fileno()).st_size) < end:
-        raise UnreadableError(
-            f"{path}: {size:,} bytes: it has become shorter since the run began", f"begin anew; {KEEPS}"
-        )
+        what = f"{path}: {size:,} bytes: it has become shorter since the run began"
+        raise UnreadableError(what, f"begin anew; {KEEPS}")
 
 
 def records(
@@ -99,7 +86,7 @@ def records(
             found = (match.start(1) for match in opening.finditer(buffer, max(0, searched - 2 * CONTEXT)))
             for at in (at for at in found if base + at >= first and (start is None or at > start)):
                 if start is not None:
-                    yield base + start, _cut(buffer, start, at)
+                    yield base + start, bytes(memoryview(buffer)[start:at])  # copied once
                 start = at
                 if base + at >= limit:
                     return
@@ -119,48 +106,18 @@ def records(
         yield base, bytes(buffer)
 
 
-@dataclass(frozen=True)
-class Line:
-    """A place in a file, spelled by the number of its line; the lines before its span are counted only then."""
+def decode_element(record: bytes, end: int, tag: bytes, span: Span, offset: int, problems: Problems) -> str | None:
+    """Decodes a record up to its closing tag, which is at `end`; None where it is left out.
 
-    span: Span
-    offset: int
-    first: int
-    """The offset of the first record of the span."""
-    passed: int
-    """How many line ends are between that and the place."""
-
-    def __str__(self) -> str:
-        if self.first > MOST_COUNTED:
-            return self.span.name_place(self.offset)
-        return f"{self.span.path}: line {1 + self.passed + _line_ends(self.span.path, self.first):,}"
-
-
-def number_lines(span: Span, found: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Line, bytes]]:
-    """Yields the records of a span, each with the line that it begins in."""
-    first, passed = None, 0
-    for offset, record in found:
-        first = offset if first is None else first
-        yield offset, Line(span, offset, first, passed), record
-        passed += record.count(b"\n")
-
-
-@functools.lru_cache(maxsize=1)
-def _line_ends(path: str, stop: int) -> int:
-    """Counts the line ends in a file before an offset in its expanded content."""
-    count = 0
-    for block in read_content(Path(path)) if stop else ():
-        count += block[:stop].count(b"\n")
-        stop -= len(block)
-        if stop <= 0:
-            break
-    return count
-
-
-def _cut(buffer: bytearray, start: int, end: int) -> bytes:
-    """Copies a part of a buffer once, however large it is."""
-    with memoryview(buffer) as view:
-        return bytes(view[start:end])
+    What stands between the tag and the next record is listed as lost.
+    """
+    if end < 0:
+        problems.leave_document_out(f"{span.name_place(offset)}: no {tag.decode()}: the file is cut short or broken")
+        return None
+    end += len(tag)
+    if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
+        problems.leave_document_out(f"{span.name_place(offset + end)}: text after {tag.decode()}: {after[:40]!r}")
+    return problems.decode(record[:end], span, offset)
 
 
 def too_large(what: str) -> str:
@@ -230,20 +187,14 @@ def read_ends(path: str | Path, size: int, most: int = HEAD) -> Ends:
     is_compressed = str(path).endswith(COMPRESSED)
     with readable(path, UnreadableError), open(path, "rb", buffering=HEAD if is_compressed else 0) as file:
         head, is_damaged = file.read(EDGE), False
-        key = _compute_key(file, head, size)
+        key = hashlib.sha256(b"%d " % size + head)
+        if size > len(head):
+            file.seek(max(len(head), size - EDGE))
+            key.update(file.read(EDGE))
         if is_compressed:
             file.seek(0)
             head, is_damaged = _expanded_head(file, Path(path), most)
-        return Ends(head.removeprefix(BYTE_ORDER_MARK)[:most], key, is_damaged)
-
-
-def _compute_key(file: BinaryIO, start: bytes, size: int) -> str:
-    """Hashes the size, the start and the end of a file, of which the start is read already."""
-    digest = hashlib.sha256(b"%d " % size + start)
-    if size > len(start):
-        file.seek(max(len(start), size - EDGE))
-        digest.update(file.read(EDGE))
-    return digest.hexdigest()[:16]
+        return Ends(head.removeprefix(BYTE_ORDER_MARK)[:most], key.hexdigest()[:16], is_damaged)
 
 
 def _expanded_head(file: BinaryIO, path: Path, most: int) -> tuple[bytes, bool]:

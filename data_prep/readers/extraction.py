@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,10 +64,8 @@ def try_first_records(files: Sequence[SourceFile], text_field_of: Callable[[str]
     first = {(file.source, file.format): file for file in reversed(files) if list_readers()[file.format].has_fields}
 
     def try_first(file: SourceFile) -> None:
-        reader, options = (
-            list_readers()[file.format],
-            Options(Problems(errors), text_field_of(file.source), file.source),
-        )
+        reader = list_readers()[file.format]
+        options = Options(Problems(errors), text_field_of(file.source), file.source)
         for span in reader.spans(Path(file.path), file.size)[:1]:
             next(reader.read(span, options), None)
 
@@ -95,12 +93,11 @@ def extract(task: ExtractTask) -> DocumentsRecord:
 
     def documents() -> Iterator[Document]:
         size = 0
-        for span in task.bundle.spans:
-            for document in reader.read(span, options):
-                if size >= task.limit:
-                    return
-                size += document.size
-                yield document
+        for document in chain.from_iterable(reader.read(span, options) for span in task.bundle.spans):
+            if size >= task.limit:
+                return
+            size += document.size
+            yield document
 
     empty = 0
 
@@ -135,11 +132,5 @@ def extract(task: ExtractTask) -> DocumentsRecord:
 
 def _make_batch(group: list[Document]) -> pa.RecordBatch:
     """Puts documents into a record batch."""
-    ends = accumulate((len(document.passages) for document in group), initial=0)
-    sentences = pa.array(list(chain.from_iterable(document.passages for document in group)), pa.string())
-    columns = [
-        pa.array([document.id for document in group], pa.string()),
-        pa.array([document.title for document in group], pa.string()),
-        pa.ListArray.from_arrays(pa.array(ends, pa.int32()), sentences, type=SCHEMA.field("sentences").type),
-    ]
+    columns = [[one.id for one in group], [one.title for one in group], [one.passages for one in group]]
     return pa.record_batch(columns, schema=SCHEMA)

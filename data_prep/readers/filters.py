@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,20 +42,6 @@ UNPARTED = re.compile(
 
 LANGUAGE_PACKAGE = "py3langid"
 FIRST = 300  # characters by which the language of a document is told
-
-
-class Filter(Protocol):
-    """A condition on documents."""
-
-    @property
-    def name(self) -> str:
-        """The name of its setting."""
-
-    def fail(self, documents: Sequence[Document]) -> Sequence[bool]:
-        """Returns for each document whether it fails."""
-
-    def figure(self, document: Document) -> str:
-        """Formats the value of a document that the filter checks."""
 
 
 @dataclass(frozen=True)
@@ -199,17 +185,8 @@ class OneLanguage:
 
     def figure(self, document: Document) -> str:
         """Predicts the language of a document from its beginning."""
-        return str(_language_model().classify(_take_beginning(document.passages, FIRST))[0])
-
-
-def _take_beginning(passages: list[str], size: int) -> str:
-    """Takes the first characters of a text, without looking at the rest."""
-    text = ""
-    for passage in passages:
-        text += passage[:size] + " "
-        if len(text) > size:
-            break
-    return text[:size]
+        beginning = "".join(f"{passage[:FIRST]} " for passage in document.passages[:FIRST])[:FIRST]
+        return str(_language_model().classify(beginning)[0])
 
 
 @functools.cache
@@ -231,6 +208,8 @@ def _one_language(code: str) -> OneLanguage:
     return OneLanguage(code)
 
 
+Filter = Limit | ForbiddenWords | OneLanguage
+"""A condition on documents, with the name of its setting: it tells which documents fail, and their figures."""
 LIMITS: dict[str, tuple[Callable[[Sequence[Document]], Array], str]] = {
     "min_words": (count_words, "low"),
     "max_words": (count_words, "high"),
@@ -337,11 +316,7 @@ def write_report(folder: Path, records: Iterable[DocumentsRecord]) -> FileRecord
 
 
 def none_left(records: Iterable[DocumentsRecord], settings: Settings) -> str:
-    """Says that no document is left and which filters left them out, each with an example."""
-    lines = ["the filters leave no document:"]
-    for name, total in add_up(records).items():
-        if total.number:
-            _, first = total.examples[0]
-            said = f"{total.number:,}, such as {first.title or first.id} ({first.figure})"
-            lines.append(f"  {spell_flag(name)} {getattr(settings, name)} left out {said}")
-    return "\n".join([*lines, "give other thresholds"])
+    """Says that no document is left and how many each filter left out."""
+    counts = {name: total.number for name, total in add_up(records).items() if total.number}
+    lines = (f"  {spell_flag(name)} {getattr(settings, name)} left out {count:,}" for name, count in counts.items())
+    return "\n".join(["the filters leave no document:", *lines, "give other thresholds"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import glob
 import os
 import stat
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
-from data_prep.readers.foreign import NO_FILES, Foreign
+from data_prep.readers.foreign import NO_FILE, Foreign
 from data_prep.readers.formats.parquet import describes_dataset
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
 
@@ -40,8 +39,9 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
     if out is not None:
         _refuse_within(out, arguments)
     paths = {path for argument in arguments for path in _expand(argument, listing)}
-    if out is not None and out.is_dir():
-        paths = set(_exclude_below(paths, out))
+    if out is not None and out.is_dir():  # wherever links lead
+        whole = Path(os.path.realpath(out))
+        paths = {path for path in paths if whole not in Path(os.path.realpath(path)).parents}
     for path in sorted(paths, key=lambda path: Path(path).parts):
         try:
             path.encode()
@@ -53,8 +53,8 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
         except OSError as error:
             listing.unreadable[path] = _explain_unreadable(path, error)
             continue
-        if kind := NO_FILES.get(stat.S_IFMT(status.st_mode)):
-            listing.foreign[path] = kind
+        if not stat.S_ISREG(status.st_mode):
+            listing.foreign[path] = NO_FILE
         elif status.st_size and not describes_dataset(Path(path)):
             listing.files[path] = status
     if problems.policy != "skip":
@@ -68,30 +68,23 @@ def _refuse_within(out: Path, arguments: list[str]) -> None:
     whole = Path(os.path.realpath(out))  # resolve() fails where links go in a circle
     for argument in arguments:
         for found in [argument] if os.path.lexists(argument) else glob.glob(argument, recursive=True):
-            if found != argument and Path(os.path.realpath(found)) == whole:
-                continue  # what an earlier run made there, which is left out of the list
-            if os.path.isdir(found) and (place := Path(os.path.realpath(found))) in (whole, *whole.parents):
-                inside = "is" if place == whole else "lies within"
-                raise UserError(f"--out {out}: {inside} --docs {argument}, which is read whole; name one beside it")
+            place = Path(os.path.realpath(found))
+            is_left_out = found != argument and place == whole  # an earlier run made it there
+            if os.path.isdir(found) and place in (whole, *whole.parents) and not is_left_out:
+                raise UserError(f"--out {out}: lies within --docs {argument}, which is read whole; name one beside it")
 
 
-def _expand(path: str, listing: Listing) -> list[str]:
+def _expand(path: str, listing: Listing) -> set[str]:
     """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
-    if os.path.isfile(path):
-        return [str(Path(path))]
-    if os.path.lexists(path):
-        found = [path]
-    else:
-        found = glob.glob(path, recursive=True)
-        if not found:
-            none = " (no match)" if glob.has_magic(path) else ""
-            raise UserError(f"--docs {path}: {absence(Path(path), 'file or folder')}{none}")
+    found = [path] if os.path.lexists(path) else glob.glob(path, recursive=True)
+    if not found:
+        raise UserError(f"--docs {path}: {absence(Path(path), 'file or folder')}")
     files: set[str] = set()
     for place in found:
         files.update(_walk(place, listing) if os.path.isdir(place) else [str(Path(place))])
     if not files and not listing.unreadable:
         raise UserError(f"--docs {path}: an empty folder")
-    return list(files)
+    return files
 
 
 def _walk(top: str, listing: Listing) -> Iterator[str]:
@@ -113,13 +106,3 @@ def _explain_unreadable(path: str, error: OSError) -> UnreadableError:
     """Describes why a file or folder cannot be read."""
     broken = " (a link to nothing)" if isinstance(error, FileNotFoundError) and os.path.islink(path) else ""
     return UnreadableError(f"{path}: cannot be read: {error.strerror}{broken}", LEAVES_OUT)
-
-
-def _exclude_below(paths: Iterable[str], folder: Path) -> Iterator[str]:
-    """Leaves out the files that lie in a folder or below it, wherever links lead."""
-    whole = Path(os.path.realpath(folder))
-    followed = functools.cache(lambda parent: Path(parent).resolve())  # once for all files there
-    for path in paths:
-        place = Path(path).resolve() if os.path.islink(path) else followed(os.path.dirname(path)) / "file"
-        if whole not in place.parents:
-            yield path

@@ -147,7 +147,9 @@ class Options:
     limit: int = 1 << 62
     """For a sample: bytes after which a file that is one document may be cut."""
 
-    def field_cure(self, texts: Mapping[str, int]) -> str:
-        """Suggests the field with the longest text; `texts` has the sizes of a record's texts by their fields."""
-        likely = max(texts, key=texts.__getitem__, default="FIELD")
-        return f"--text-field {quote(f'{self.source}={likely}')} names the field with the text"
+    def explain_missing_text(self, where: object, fields: Mapping[str, object]) -> UnreadableError:
+        """Makes the error for a record without a text in its field; it suggests the field with the longest text."""
+        sizes = {name: len(value) for name, value in fields.items() if isinstance(value, str | bytes)}
+        likely = max(sizes, key=sizes.__getitem__, default="FIELD")
+        what = f"{where}: no text in a field {self.text_field!r}; there is: {', '.join(fields) or 'none'}"
+        return UnreadableError(what, f"--text-field {quote(f'{self.source}={likely}')} names the field with the text")

@@ -1,4 +1,4 @@
-"""Finds the files that --docs names, and divides them into tasks."""
+"""Finds the files that --docs names, says what was found, and divides them into tasks."""
 
 from __future__ import annotations
 
@@ -8,67 +8,46 @@ import os
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from data_prep.common.errors import UserError, quote
+from data_prep.common.languages import language_label
 from data_prep.readers.cutting import HEAD, Ends, read_ends
-from data_prep.readers.foreign import Foreign, not_text, unknown_text
+from data_prep.readers.foreign import Foreign, describe_unknown, not_text
 from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.listing import list_files
 from data_prep.readers.reader import Problems, Span, UnreadableError, unpacked_name
-
-BY_CONTENT, BY_NAME, AS_SAID = "by content", "by name", "as --format says"
-
-
-class Found(NamedTuple):
-    """The format of a file."""
-
-    format: str
-    """The name of the format."""
-    how: str
-    """How the format was found: `BY_CONTENT`, `BY_NAME` or `AS_SAID`."""
+from data_prep.settings import Settings
 
 
-def find_format(path: Path, ends: Ends, said: str | None, keeps_whole_part: bool = False) -> Found | Foreign:
-    """Finds the format of a file, unless the user names it; returns a Foreign where it cannot be read.
+def find_format(path: Path, ends: Ends, said: str | None, keeps_whole_part: bool = False) -> str | Foreign:
+    """Finds the name of the format of a file, unless the user says it; returns a Foreign where it cannot be read.
 
-    A file whose head is damaged is read where the user wants what is whole of it, if there is anything.
+    A file whose head is damaged is read where the user wants what is whole of it, if there is anything. A source that
+    is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
     """
-    head = ends.head
+    head, readers = ends.head, list_readers()
     if ends.is_damaged and not (head and keeps_whole_part):
         return Foreign(f"truncated or damaged {path.suffix}, or not compressed at all", "fetch or pack it anew")
     name = unpacked_name(path).lower()
-    found = _choose_format(name, head, said)
-    if found is None:
-        return not_text(head) or unknown_text(name, head)
-    reader = list_readers()[found.format]
-    is_told_by_content = found.how == BY_CONTENT and not reader.is_plain
+    format = next((one for one, reader in readers.items() if reader.recognises(name, head)), None)
+    is_record = format is not None and not readers[format].is_plain
+    is_named_text = any(reader.is_plain and name.endswith(reader.suffixes) for reader in readers.values())
+    is_said = said is not None and not (readers[said].is_plain and is_record and not is_named_text)
+    format = said if is_said else format
+    if format is None:
+        return not_text(head) or describe_unknown(head)
+    reader = readers[format]
+    is_told_by_content = is_record and not is_said and not name.endswith(reader.suffixes)
     if not (reader.is_binary or is_told_by_content) and (foreign := not_text(head)):
         return foreign
-    is_believed = found.how == AS_SAID and not reader.is_binary
-    return (None if is_believed else reader.find_fault(path, head)) or found
-
-
-def _choose_format(name: str, head: bytes, said: str | None) -> Found | None:
-    """Takes what the user says for the format of a file, or finds it by the name and the first bytes.
-
-    A source that is said to be plain text may have JSON lines and the like beside it: nobody wants those read as text.
-    """
-    readers = list_readers()
-    format = next((one for one, reader in readers.items() if reader.recognises(name, head)), None)
-    if said is not None:
-        is_record = format is not None and not readers[format].is_plain
-        is_named_text = any(reader.is_plain and name.endswith(reader.suffixes) for reader in readers.values())
-        if not (readers[said].is_plain and is_record and not is_named_text):
-            return Found(said, AS_SAID)
-    return Found(format, BY_NAME if name.endswith(readers[format].suffixes) else BY_CONTENT) if format else None
+    return (None if is_said and not reader.is_binary else reader.find_fault(path, head)) or format
 
 
 LABEL = re.compile(r"\w[\w.+-]*")  # the name of a source, as in LABEL=PATH
-MOST_NAMED = 5  # kinds of files that a message names
+MOST_LISTED = 10  # files left out that are named; the manifest names all
 LANDMARKS = 8  # one in so many files ends a task that is half full, wherever the tasks before it end
 FEWEST_BUNDLES, SMALLEST_BUNDLE, LARGEST_BUNDLE = 24, 1 << 20, 16 << 20  # how many, and their sizes in bytes
 
@@ -86,8 +65,6 @@ class SourceFile:
     """The size of the file in bytes."""
     format: str
     """The name of the format of the file."""
-    how: str = BY_CONTENT
-    """How the format was found."""
     content: str = ""
     """Key of the content (`read_ends`): a change of the content changes it, also where the size stays."""
     place: tuple[int, int] = (0, 0)
@@ -160,10 +137,9 @@ def check_names(flag: str, values: Mapping[str, object], sources: list[str]) -> 
     """Raises UserError where a flag such as --text-field NAME=FIELD names a source that is not there."""
     for name, value in values.items():
         if name and name not in sources:
-            raise UserError(
-                f"{flag} {name}={value}: there is no source {name}, only {', '.join(dict.fromkeys(sources))}\n"
-                "a source has the name of its folder or file, or one that you give it: --docs NAME=PATH"
-            )
+            cure = "a source has the name of its folder or file, or one that you give it: --docs NAME=PATH"
+            known = ", ".join(dict.fromkeys(sources))
+            raise UserError(f"{flag} {name}={value}: there is no source {name}, only {known}\n{cure}")
 
 
 def group_sources(arguments: list[str]) -> list[tuple[str, list[str]]]:
@@ -211,7 +187,10 @@ def _find_source(
     path, skips = arguments[0], problems.policy == "skip"
     corpus = list_readers().get(path)
     if corpus and corpus.list_files and not os.path.exists(path):
-        return [_describe_corpus_file(name, str(file), path) for file in corpus.list_files()]
+        return [
+            _describe_file(name, str(file), "/".join(file.parts[-3:]), file.stat(), path, None)
+            for file in corpus.list_files()
+        ]
     listing = list_files(arguments, out, problems)
     places = [*listing.files, *listing.foreign, *listing.unreadable]
     if not places:
@@ -242,17 +221,13 @@ def _find_source(
     return found
 
 
-def _describe_corpus_file(source: str, path: str, format: str) -> SourceFile:
-    """Describes a file of a corpus that machines have."""
-    status, name = os.stat(path), "/".join(Path(path).parts[-3:])
-    key = read_ends(path, status.st_size).content
-    return _describe_file(source, path, name, status, Found(format, BY_CONTENT), key)
-
-
-def _describe_file(source: str, path: str, name: str, status: os.stat_result, kind: Found, content: str) -> SourceFile:
-    """Makes the description of a file."""
-    place, written = (status.st_dev, status.st_ino), status.st_mtime_ns
-    return SourceFile(source, path, name, status.st_size, kind.format, kind.how, content, place, written)
+def _describe_file(
+    source: str, path: str, name: str, status: os.stat_result, format: str, content: str | None
+) -> SourceFile:
+    """Makes the description of a file; reads its ends for the key of its content where that is not given."""
+    content = content or read_ends(path, status.st_size).content
+    place = (status.st_dev, status.st_ino)
+    return SourceFile(source, path, name, status.st_size, format, content, place, status.st_mtime_ns)
 
 
 def find_changed(files: Iterable[SourceFile]) -> list[str]:
@@ -271,13 +246,9 @@ def find_changed(files: Iterable[SourceFile]) -> list[str]:
 
 def _name_files(path: str, files: list[str]) -> dict[str, str]:
     """Names files as the manifest does: from the folder that was given, or that they have in common."""
-    places = {file: os.path.abspath(file) for file in files}
-    root = path if os.path.isdir(path) else os.path.commonpath([os.path.dirname(place) for place in places.values()])
-    base = os.path.join(os.path.abspath(root), "")
-    return {
-        file: place[len(base) :] if place.startswith(base) else Path(os.path.relpath(file, root)).as_posix()
-        for file, place in places.items()
-    }
+    folders = [os.path.dirname(os.path.abspath(file)) for file in files]
+    root = path if os.path.isdir(path) else os.path.commonpath(folders)
+    return {file: os.path.relpath(file, root) for file in files}
 
 
 def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found: list[SourceFile]) -> str:
@@ -286,27 +257,43 @@ def _foreign_message(name: str, path: str, foreign: Mapping[str, Foreign], found
     for file, kind in foreign.items():
         kinds[kind].append(file)
     lines = [f"--docs {path}: {len(foreign)} of {len(foreign) + len(found)} files cannot be read"]
-    for kind, files in list(kinds.items())[:MOST_NAMED]:
+    for kind, files in kinds.items():
         lines.append(f"  {files[0]}: {kind.what}" + (f" ({len(files)} such files)" if len(files) > 1 else ""))
         lines += [f"    {kind.cure_for(Path(files[0]))}"] if kind.cure else []
-    lines += [f"  and {len(kinds) - MOST_NAMED} other kinds of files"] if len(kinds) > MOST_NAMED else []
     if found:
         lines.append("--errors skip leaves out what cannot be read, and lists it")
-    lines += _suggest_globs(path, [Path(file.path) for file in found], [Path(file) for file in foreign])
     readers = [list_readers()[file.format] for file in found]
     if any(kind.is_text for kind in kinds) and all(one.is_plain and not one.has_sentences for one in readers):
         lines.append(f"or --format {quote(f'{name}=text')} reads all of {name} as plain text")
     return "\n".join(lines)
 
 
-def _suggest_globs(path: str, wanted: list[Path], others: list[Path]) -> list[str]:
-    """Spells the globs that name the wanted files of a folder, where their suffixes tell them from the others."""
-    ours, theirs = ({"".join(file.suffixes[-2:]) for file in files} for files in (wanted, others))
-    if not os.path.isdir(path) or not ours or "" in ours or ours & theirs:
-        return []
-    deep = "**/" if any(file.parent != Path(path) for file in wanted) else ""
-    globs = [quote(f"{glob.escape(str(Path(path)))}/{deep}*{suffix}") for suffix in sorted(ours)]
-    return [f"or name what to read: --docs {' '.join(globs)}"]
+def describe_sources(files: Sequence[SourceFile], settings: Settings) -> Iterator[str]:
+    """Spells for each source how many files of which formats it has, and its language, before anything is read."""
+    sources, readers = defaultdict[str, list[SourceFile]](list), list_readers()
+    for file in files:
+        sources[file.source].append(file)
+    for name, own in sources.items():
+        kinds, text_field = Counter(file.format for file in own), settings.text_field_of(name)
+        formats = ", ".join(
+            (f"{count:,} " if len(kinds) > 1 else "")
+            + format
+            + f" (text in {text_field!r})" * readers[format].has_fields
+            for format, count in kinds.items()
+        )
+        first = {file.format: file.path for file in reversed(own)}
+        more = dict.fromkeys(readers[format].describe(path, text_field) for format, path in first.items())
+        unsplit = all(readers[file.format].has_sentences for file in own)
+        sentences = "a sentence a line" if unsplit else language_label(settings.language_of(name))
+        size = sum(file.size for file in own) / 1e6
+        yield f"{name}: {len(own):,} file{'s' * (len(own) > 1)}, {size:,.2f} MB: {formats}{''.join(more)}; {sentences}"
+
+
+def list_left_out(skipped: Sequence[str]) -> Iterator[str]:
+    """Names what --errors skip left out, the first of it where it is much."""
+    yield from (f"left out: {fault}" for fault in skipped[:MOST_LISTED])
+    if len(skipped) > MOST_LISTED:
+        yield f"left out: {len(skipped) - MOST_LISTED:,} more, which manifest.json lists"
 
 
 def make_bundles(files: list[SourceFile]) -> list[Bundle]:

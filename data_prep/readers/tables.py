@@ -19,6 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers.cutting import read_content
 from data_prep.readers.foreign import not_text
 from data_prep.readers.formats.csv import parse_rows
+from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.reader import UnreadableError, unpacked_name
 
 HEAD = 4096  # bytes that tell what a file is
@@ -147,17 +148,6 @@ def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             with told_at(f"{path}:{line}"):
                 found = parse_object(text)
             yield line, found
-
-
-def parse_object(text: str) -> dict[str, Any]:
-    """The JSON object that stands on a line."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"not a JSON object on one line: {error}") from error
-    if not isinstance(found, dict):
-        raise UserError(f'a JSON {type(found).__name__}; each line must be an object, such as {{"text": "…"}}')
-    return found
 
 
 @contextmanager

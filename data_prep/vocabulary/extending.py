@@ -32,17 +32,12 @@ class Extension:
     """Pieces of the text whose words were counted, by the vocabulary as it was."""
     after: int
     """Pieces of the same text by the longer one."""
-    asked: int
-    """The largest number of words to add."""
 
     def __str__(self) -> str:
         first, more = ", ".join(self.added[:10]), ", …" if len(self.added) > 10 else ""
-        number, fewer = len(self.added), len(self.added) < self.asked
         return (
-            f"{number:,} words{f' of {self.asked:,} asked for' if fewer else ''} added to "
-            f"{len(self.vocabulary) - number:,} pieces: {first}{more}; "
+            f"{len(self.added):,} words added to {len(self.vocabulary) - len(self.added):,} pieces: {first}{more}; "
             f"they make {self.before:,} pieces of text {self.after:,} ({self.after / self.before - 1:+.1%})"
-            + (f"; a word must occur {LEAST} times to be added" if fewer else "")
         )
 
 
@@ -53,7 +48,8 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
     piece may not make another word of the text unknown, whose rest no piece continues: it is left out then.
     """
     sizes = _count_pieces(base, counts)
-    saved = {word: count * _count_saved_pieces(word, sizes[word]) for word, count in counts.items() if count >= LEAST}
+    pieces = {word: size if size != UNKNOWN else max(len(word), 2) for word, size in sizes.items()}
+    saved = {word: count * (pieces[word] - 1) for word, count in counts.items() if count >= LEAST}
     ranked = sorted((word for word in saved if saved[word]), key=lambda word: (-saved[word], word))
     refused: set[str] = set()
     while True:
@@ -68,7 +64,7 @@ def extend_vocabulary(base: Vocabulary, counts: Mapping[str, int], number: int) 
             break
         refused |= lost
     before, after = (sum(counts[word] * max(size, 1) for word, size in each.items()) for each in (sizes, now))
-    return Extension(longer, added, before, after, number)
+    return Extension(longer, added, before, after)
 
 
 def _count_pieces(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int]:
@@ -81,11 +77,6 @@ def _count_pieces(vocabulary: Vocabulary, words: Iterable[str]) -> dict[str, int
             pieces = encoding.tokens
             sizes[word] = UNKNOWN if unknown in pieces else len(pieces)
     return sizes
-
-
-def _count_saved_pieces(word: str, size: int) -> int:
-    """Counts the pieces that an occurrence of a word saves once it is a piece itself."""
-    return max(len(word) - 1, 1) if size == UNKNOWN else size - 1
 
 
 def _find_longest_start(word: str, added: Collection[str]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from data_prep.common.codes import CHECKPOINT, IN_A_RUN
 from data_prep.common.errors import UserError
@@ -47,10 +46,8 @@ def _read_file(path: Path, cased: bool) -> Vocabulary:
         return vocabulary
     if path.name == VOCABULARY and path.with_name(TOKENIZER_CONFIG).is_file():
         return read_vocabulary(path.parent)
-    raise UserError(
-        f"--vocab {path}: has pieces with capital letters, which text in lower case never matches: add --cased, or "
-        f"name a folder that has it beside a {TOKENIZER_CONFIG}"
-    )
+    cure = f"add --cased, or name a folder that has it beside a {TOKENIZER_CONFIG}"
+    raise UserError(f"--vocab {path}: has pieces with capitals, which text in lower case never matches: {cure}")
 
 
 def shorten_name(given: str) -> str:
@@ -61,13 +58,8 @@ def shorten_name(given: str) -> str:
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Reads the vocabulary of a folder of transformers, of shards, of a run or of a checkpoint, with its casing."""
     folder = find_vocabulary_folder(folder)
-    tokenizer = _read_tokenizer(folder)
+    tokenizer = read_table(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
     return recognise_kind(folder, tokenizer).read(folder, tokenizer)
-
-
-def _read_tokenizer(folder: Path) -> dict[str, Any]:
-    """Reads a tokenizer.json; empty where there is none."""
-    return read_table(folder / TOKENIZER) if (folder / TOKENIZER).is_file() else {}
 
 
 def find_vocabulary_folder(folder: Path) -> Path:

@@ -72,7 +72,7 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path) -> None:
         "bad/d: 1.jsonl.gz: truncated or damaged .gz, or not compressed at all",
         "bad/f.parquet: a Parquet or Arrow file that is not whole",
         "bad/g.jsonl: cannot be read: Too many levels of symbolic links",
-        "bad/h.jsonl: a pipe",
+        "bad/h.jsonl: a pipe, a socket or a device",
     ]
     assert corpus.documents > 120 + 80 + 80 + 300
     assert f"left out: {bad}/b.jsonl.gz: truncated" in said
@@ -282,8 +282,7 @@ def test_text_beside_filtered_documents_may_be_filtered_otherwise(place: Path, t
 def test_thresholds_that_leave_nothing_are_named(check: list[str], place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     said = tell(place, out, "--min-words", "5000", "--max-words", "9000", *check, code=2)
-    assert "the filters leave no document:\n  --min-words 5000 left out 600, such as " in said
-    assert "give other thresholds" in said
+    assert "the filters leave no document:\n  --min-words 5000 left out 600\ngive other thresholds" in said
     (tmp_path / "tiny.jsonl").write_text('{"text": "It is tiny."}\n' * 3)
     said = tell(place, out, "--docs", tmp_path / "tiny.jsonl", "--min-words", "4", *check)
     assert check or "the filters leave no document of tiny" in said

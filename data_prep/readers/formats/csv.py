@@ -17,7 +17,7 @@ from data_prep.readers.formats.jsonl import ID_FIELDS
 from data_prep.readers.formats.wikiextractor import paragraphs
 from data_prep.readers.reader import Document, Options, Span, UnreadableError, unpacked_name
 
-MOST_SHOWN = 60  # characters of a name of a column; what is longer is likely a text, below no header
+LONGEST_NAME = 60  # characters of a name of a column; what is longer is likely a text
 UNCLOSED = "in CSV a field with quotation marks is enclosed in such, and each within it is doubled"
 NO_HEADER = "give the table a first line with the names of its columns: it seems to have none"
 PARTED_BY_TABS = "in TSV tabs part the fields, so that no field has a tab or a line break in it"
@@ -31,23 +31,19 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     is_tsv = unpacked_name(path).lower().endswith(".tsv")
     kind, cure = ("TSV", PARTED_BY_TABS) if is_tsv else ("CSV", UNCLOSED)
     rows = parse_rows(_read_lines(span), is_tsv)
-    _, _, header = next(rows, (0, 0, None))
-    if header is None:
-        return
-    names = header if isinstance(header, list) else []
-    if field not in names:
-        _, _, first = next(rows, (0, 0, None))
-        sizes = dict(zip(names, map(len, first), strict=False)) if isinstance(first, list) else {}
-        columns = ", ".join(map(_shorten, names)) or f"not a row of {kind}: {header}"
-        cure = NO_HEADER if any(len(name) > MOST_SHOWN for name in names) else options.field_cure(sizes)
-        raise UnreadableError(f"{path}: no column {field!r}; its first line has: {columns}", cure)
+    _, _, names = next(rows, (0, 0, []))
+    if isinstance(names, csv.Error) or (field not in names and any(len(name) > LONGEST_NAME for name in names)):
+        raise UnreadableError(f"{path}: no line with the names of its columns", NO_HEADER)
+    if names and field not in names:
+        _, _, first = next(rows, (0, 0, []))
+        shown = [] if isinstance(first, csv.Error) else first[: len(names)]
+        raise options.explain_missing_text(path, dict(itertools.zip_longest(names, shown)))
     if names.count(field) > 1:
         raise UnreadableError(f"{path}: two columns have the name {field!r}", "rename one")
     for number, last, row in rows:
         where = f"{path}: line {number:,}"
         if isinstance(row, csv.Error):
-            through = f" up to line {last:,}, which are lost" if last > number else ""
-            options.problems.leave_document_out(f"{where}: not a row of {kind}{through}: {row}", cure)
+            options.problems.leave_document_out(f"{where}: not a row of {kind} up to line {last:,}: {row}", cure)
         elif len(row) != len(names):
             options.problems.leave_document_out(f"{where}: {len(row)} fields, the header has {len(names)}", cure)
         else:
@@ -62,10 +58,6 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 def _encode_field(text: str) -> bytes:
     """Restores the bytes of a field in the file, which may not be UTF-8."""
     return text.encode(errors="surrogateescape")
-
-
-def _shorten(name: str) -> str:
-    return name if len(name) <= MOST_SHOWN else f"{name[: MOST_SHOWN - 1]}…"
 
 
 def parse_rows(text: Iterable[str], is_tsv: bool = False) -> Iterator[tuple[int, int, list[str] | csv.Error]]:
@@ -98,7 +90,7 @@ def _unquote(value: str) -> str:
 def _read_lines(span: Span) -> Iterator[str]:
     """Splits the content of a file into lines with their ends; bytes that are not UTF-8 become surrogates."""
     rest = b""
-    for number, block in enumerate(read_content(Path(span.path), size=span.end)):
+    for number, block in enumerate(read_content(Path(span.path), span.end)):
         *whole_lines, rest = (rest + (block if number else block.removeprefix(BYTE_ORDER_MARK))).split(b"\n")
         yield from (line.decode(errors="surrogateescape") + "\n" for line in whole_lines)
         if len(rest) > LARGEST_DOCUMENT:

@@ -10,7 +10,6 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.common.files import BLOCK
 from data_prep.readers.cutting import read_content, whole
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.reader import Document, Options, Span
@@ -40,7 +39,7 @@ def halves() -> tuple[list[Path], list[Path]]:
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a module as a document, if it has enough text."""
     path = Path(span.path)
-    source = b"".join(read_content(path, BLOCK, span.end)).decode(errors="ignore")
+    source = b"".join(read_content(path, span.end)).decode(errors="ignore")
     passages = [passage for text in DOCSTRING.findall(source) for passage in prose(text[1])]
     if sum(map(len, passages)) >= SHORTEST:
         yield Document("/".join(path.parts[-3:]), path.stem, passages)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from data_prep.readers.cutting import number_lines, ranges, records
+from data_prep.common.errors import UserError
+from data_prep.readers.cutting import ranges, records
 from data_prep.readers.foreign import Foreign
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.formats.wikiextractor import paragraphs, remove_marks
@@ -27,17 +28,18 @@ WIKI_FIELDS = {"id", "url", "title"}  # what WikiExtractor writes, and the sets 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the lines that begin in a span, a document from every one."""
     name = Path(span.path).name
-    for offset, where, record in number_lines(span, records(span, OPENING, options.problems, CLOSING)):
-        line = options.problems.decode(record, span, offset)
+    for offset, record in records(span, OPENING, options.problems, CLOSING):
+        line, where = options.problems.decode(record, span, offset), span.name_place(offset)
         if line is None or not line.strip():
             continue
         try:
-            content = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            options.problems.leave_document_out(f"{where}: not a JSON object on one line: {error}")
+            content = parse_object(line)
+        except UserError as error:
+            options.problems.leave_document_out(f"{where}: {error}")
             continue
-        if fault := find_fault(content, options.text_field):
-            options.problems.leave_document_out(f"{where}: {fault}", _cure(content, options))
+        if not isinstance(content.get(options.text_field, 0), str | None):
+            fault = options.explain_missing_text(where, content)
+            options.problems.leave_document_out(fault.what, fault.cure)
             continue
         text = options.problems.clean(content[options.text_field] or "", where)
         title = options.problems.clean(str(content.get("title") or ""), where)
@@ -49,22 +51,15 @@ def read(span: Span, options: Options) -> Iterator[Document]:
         yield Document(str(given).encode(errors="replace").decode(), title, paragraphs(text, title))
 
 
-def find_fault(content: Any, field: str) -> str:
-    """Describes why a record has no text; returns an empty string if the field is a text or null."""
-    if not isinstance(content, dict):
-        return f"a JSON {type(content).__name__}; each line must be an object with a field {field!r}"
-    if field not in content:
-        return f"no field {field!r}; there is: {', '.join(sorted(content)) or 'none'}"
-    if content[field] is not None and not isinstance(content[field], str):
-        return f"the field {field!r} is a {type(content[field]).__name__}, not a text"
-    return ""
-
-
-def _cure(content: Any, options: Options) -> str:
-    """Suggests the longest text of a record as its field; returns an empty string if it is no object."""
-    if not isinstance(content, dict):
-        return ""
-    return options.field_cure({name: len(value) for name, value in content.items() if isinstance(value, str)})
+def parse_object(text: str) -> dict[str, Any]:
+    """Parses the JSON object that stands on a line."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"not a JSON object on one line: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f'a JSON {type(found).__name__}; each line must be an object, such as {{"text": "…"}}')
+    return found
 
 
 def detect(name: str, head: bytes) -> bool:

@@ -11,13 +11,13 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 
-from data_prep.common.errors import UserError
-from data_prep.readers.cutting import EDGE, bz2_ranges, read_ends, records
+from data_prep.readers.cutting import EDGE, bz2_ranges, decode_element, read_ends, records
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.reader import Document, Options, Span
 from data_prep.readers.wikitext import Wikitext, is_disambiguation
 
 OPENING = re.compile(rb"(<page)[\s>]")
+END = b"</page>"
 CLOSING = re.compile(rb"</page>\s*\Z")
 DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
@@ -30,24 +30,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump
-        where = span.name_place(offset)
-        end = record.find(b"</page>") + len(b"</page>")
-        if end < len(b"</page>"):
-            options.problems.leave_document_out(
-                f"{where}: a <page> without its </page>: the dump is cut short or broken"
-            )
-            continue
-        if (after := record[end:].strip()) not in (b"", b"</mediawiki>"):
-            options.problems.leave_document_out(
-                f"{span.name_place(offset + end)}: broken XML after this page: {after[:40]!r}"
-            )
-        text = options.problems.decode(record[:end], span, offset)
+        text = decode_element(record, record.find(END), END, span, offset, options.problems)
         if text is None:
             continue
         try:
             page = ElementTree.fromstring(text)
         except ElementTree.ParseError as error:
-            options.problems.leave_document_out(f"{where}: broken XML in this page: {error}")
+            options.problems.leave_document_out(f"{span.name_place(offset)}: broken XML in this page: {error}")
             continue
         document = _article(page, wikitext)
         if document is not None:
@@ -67,12 +56,8 @@ def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
 
 @functools.cache
 def _skipped_prefixes(path: str) -> frozenset[str]:
-    """Reads what the dump's own language calls the namespaces whose links are no text; refuses hostile dumps."""
+    """Reads what the dump's own language calls the namespaces whose links are no text."""
     head = read_ends(path, 0, EDGE).head.decode(errors="replace").partition("<page")[0]
-    if "<!DOCTYPE" in head or "<!ENTITY" in head:
-        raise UserError(
-            f"{path}: defines a document type or entities; a MediaWiki dump has neither: refused as hostile"
-        )
     return frozenset(name.lower() for key, name in NAMESPACE.findall(head) if key in FILE_NAMESPACES)
 
 

@@ -16,8 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.common.errors import UserError
-from data_prep.common.files import BLOCK, readable
+from data_prep.common.files import BLOCK
 from data_prep.readers import compression, cutting
 from data_prep.readers.foreign import Foreign
 from data_prep.readers.formats.declaration import Reader
@@ -37,15 +36,12 @@ class RecordBatches:
     def __init__(self, path: str):
         self._path = path
         with pa.OSFile(path) as file:  # not mapped: a fault of the disk would be the end of the process
-            if file.read(len(FILE)) == FILE:
-                reader = pa.ipc.open_file(file)
-                self.schema_arrow, self.num_row_groups = reader.schema, reader.num_record_batches
-            else:
+            reader = _open_arrow(file)
+            self.schema_arrow, self.num_row_groups = reader.schema, getattr(reader, "num_record_batches", 1)
+            if isinstance(reader, pa.RecordBatchStreamReader):
                 file.seek(file.size() - len(END_OF_STREAM))
                 if file.read() != END_OF_STREAM:
                     raise pa.ArrowInvalid("the stream has no end")
-                file.seek(0)
-                self.schema_arrow, self.num_row_groups = pa.ipc.open_stream(file).schema, 1
         self.schema_arrow.names  # noqa: B018 (raises UnicodeDecodeError for a damaged name)
 
     def iter_batches(
@@ -53,18 +49,21 @@ class RecordBatches:
     ) -> Iterator[pa.RecordBatch]:
         """Yields so many rows at a time of some columns; it has no threads."""
         with pa.OSFile(self._path) as file:
-            if file.read(len(FILE)) == FILE:
-                reader = pa.ipc.open_file(file)
-                batches: Iterator[pa.RecordBatch] = (reader.get_batch(number) for number in row_groups)
-            else:
-                file.seek(0)
-                batches = iter(pa.ipc.open_stream(file))
-            for batch in batches:
+            reader = _open_arrow(file)
+            is_stream = isinstance(reader, pa.RecordBatchStreamReader)
+            for batch in reader if is_stream else map(reader.get_batch, row_groups):
                 wanted = batch.select(columns)
                 for column in wanted.columns:  # damaged offsets would end the process; bytes need not be UTF-8 here
                     (column.view(AS_BYTES[column.type]) if column.type in AS_BYTES else column).validate(full=True)
                 for start in range(0, batch.num_rows, rows):
                     yield wanted.slice(start, rows)
+
+
+def _open_arrow(file: pa.OSFile) -> pa.RecordBatchFileReader | pa.RecordBatchStreamReader:
+    """Opens an Arrow file of either kind."""
+    opened = pa.ipc.open_file if file.read(len(FILE)) == FILE else pa.ipc.open_stream
+    file.seek(0)
+    return opened(file)
 
 
 def describes_dataset(path: Path) -> bool:
@@ -162,18 +161,12 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _columns(path: str, options: Options) -> list[str]:
-    """Names the columns of a file; raises UserError where it has none with the text."""
-    schema, text_field = _open(path).schema_arrow, options.text_field
-    if text_field not in schema.names:
-        fault = f"no column {text_field!r}; there is: {', '.join(schema.names)}"
-    elif not _is_text(kind := schema.field(text_field).type):
-        fault = f"the column {text_field!r} is {kind}, not text"
-    else:
+    """Names the columns of a file; raises UnreadableError where none has the text."""
+    schema = _open(path).schema_arrow
+    texts = [field.name for field in schema if _is_text(field.type)]
+    if options.text_field in texts:
         return list(schema.names)
-    names = [field.name for field in schema if _is_text(field.type)]
-    rows = _first_rows(path, names)
-    sizes = {name: sum(len(row[name] or b"") for row in rows) for name in names}
-    raise UserError(f"{path}: {fault}\n{options.field_cure(sizes)}")
+    raise options.explain_missing_text(path, dict.fromkeys(schema.names) | next(iter(_first_rows(path, texts)), {}))
 
 
 def _first_rows(path: str, columns: list[str]) -> list[dict[str, Any]]:
@@ -223,28 +216,15 @@ def _open_version(path: str, size: int, modified: int) -> pq.ParquetFile | Recor
 def find_fault(path: Path, head: bytes) -> Foreign | None:
     """Tells whether a Parquet or Arrow file cannot be opened."""
     try:
-        num_row_groups(str(path))
+        _open(str(path))
     except UnreadableError:
         return NOT_WHOLE
     return None
 
 
-def num_row_groups(path: str) -> int:
-    """Counts the row groups of a file, which are looked up once."""
-    with readable(path, UnreadableError):
-        status = os.stat(path)
-    return _count_row_groups(path, status.st_size, status.st_mtime_ns)
-
-
-@functools.cache
-def _count_row_groups(path: str, size: int, modified: int) -> int:
-    """Counts the row groups of a file as it is now."""
-    return int(_open(path).num_row_groups)
-
-
 def spans(path: Path, span_bytes: int) -> list[Span]:
     """Makes a span of every row group."""
-    return [Span(str(path), group, group + 1) for group in range(num_row_groups(str(path)))]
+    return [Span(str(path), group, group + 1) for group in range(_open(str(path)).num_row_groups)]
 
 
 READER = Reader(

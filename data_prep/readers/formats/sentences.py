@@ -32,12 +32,8 @@ def read(span: Span, options: Options) -> Iterator[Document]:
 
 def are_sentences(lines: list[str]) -> bool:
     """Returns whether most of the lines are exactly one sentence."""
-    others = 0
-    for line in lines:
-        others += not SENTENCE_END.search(line) or TWO_SENTENCES.search(line) is not None
-        if len(lines) - others <= 0.8 * len(lines):
-            return False
-    return len(lines) >= FEWEST
+    others = sum(not SENTENCE_END.search(line) or TWO_SENTENCES.search(line) is not None for line in lines)
+    return len(lines) >= FEWEST and len(lines) - others > 0.8 * len(lines)
 
 
 def detect(name: str, head: bytes) -> bool:

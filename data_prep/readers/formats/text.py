@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from data_prep.common.files import BLOCK
 from data_prep.readers import cutting
 from data_prep.readers.cutting import read_content, whole
 from data_prep.readers.foreign import find_web_page
@@ -62,7 +61,7 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads a file as one document, named after the file."""
     path = Path(span.path)
     data = bytearray()
-    for block in read_content(path, BLOCK, span.end):
+    for block in read_content(path, span.end):
         data += block
         if len(data) > cutting.LARGEST_DOCUMENT:
             cure = "cut it up, or is it one sentence a line (--format sentences)?"

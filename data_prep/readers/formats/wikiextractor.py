@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.readers.cutting import ranges, records
+from data_prep.readers.cutting import decode_element, ranges, records
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.reader import Document, Options, Span
 from data_prep.readers.tidying import unescape
 from data_prep.readers.wikitext import remove_tags
 
 OPENING = re.compile(rb"\n(<doc )")
+END = b"</doc>"
 CLOSING = re.compile(rb"</doc>\s*\Z")
 ATTRIBUTE = re.compile(r'(\w+)="(.*?)"(?=\s+\w+="|\s*>)')
 
@@ -26,19 +27,13 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.strip():
             continue
-        end = record.rfind(b"</doc>")
-        if end < 0 or not record.lstrip().startswith(b"<doc "):
-            fault = "a <doc> without its </doc>: the file is cut short" if end < 0 else "text that is in no <doc>"
-            options.problems.leave_document_out(f"{span.name_place(offset)}: {fault}")
+        if not record.lstrip().startswith(b"<doc "):
+            options.problems.leave_document_out(f"{span.name_place(offset)}: text that is in no <doc>")
             continue
-        if after := record[end + len(b"</doc>") :].strip():
-            options.problems.leave_document_out(
-                f"{span.name_place(offset + end)}: text after </doc> that is in no <doc>: {after[:40]!r}"
-            )
-        text = options.problems.decode(record[:end].lstrip(), span, offset)
+        text = decode_element(record, record.rfind(END), END, span, offset, options.problems)
         if text is None:
             continue
-        tag, _, body = text.partition("\n")
+        tag, _, body = text.lstrip().removesuffix("</doc>").partition("\n")
         attributes = dict(ATTRIBUTE.findall(tag))
         title = unescape(attributes.get("title", ""))
         yield Document(attributes.get("id") or f"{name}:{offset}", title, paragraphs(remove_marks(body), title))

@@ -27,7 +27,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD
-from data_prep.vocabulary.kinds.declaration import TokenizerKind, order_pieces, read_part, repeat_words
+from data_prep.vocabulary.kinds.declaration import TokenizerKind, check_steps, order_pieces, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary
 
 PIECES, MERGES = "vocab.json", "merges.txt"
@@ -37,7 +37,7 @@ ORDER = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 KNOWN = (SPECIAL, SpecialPieces("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"))
 END_OF_TEXT = "<|endoftext|>"
 """GPT-2's only special piece, which parts texts. It stands for all others where there are no others."""
-STEPS: dict[tuple[str, str], tuple[Any, ...]] = {
+STEPS = {
     ("normalizer", "type"): (None, "NFC"),
     ("pre_tokenizer", "type"): ("ByteLevel",),
     ("pre_tokenizer", "use_regex"): (None, True),
@@ -188,10 +188,7 @@ def read_merges(merges: Any) -> Iterator[tuple[str, str]]:
 
 def make_vocabulary(tokenizer: dict[str, Any], config: Mapping[str, Any], path: Path) -> ByteLevel:
     """Makes a vocabulary of the content of a tokenizer.json; raises UserError where it cuts text in another way."""
-    for (step, key), known in STEPS.items():
-        if (says := read_part(tokenizer, step, path).get(key)) not in known:
-            needed = " or ".join("nothing" if one is None else json.dumps(one) for one in known)
-            raise UserError(f"{path}: cuts text with {step}.{key} = {json.dumps(says)}; only {needed} is known here")
+    check_steps(tokenizer, STEPS, path)
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
     try:
         ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
@@ -200,11 +197,9 @@ def make_vocabulary(tokenizer: dict[str, Any], config: Mapping[str, Any], path: 
     except Exception as error:  # tokenizers raises bare ones
         raise UserError(f"{path}: no byte-level BPE: {error}; copy it again") from error
     pieces = order_pieces(ids, path)
-    lacking = [letter for letter in LETTERS if letter not in model["vocab"]]
     merged = {piece for left, right in merges for piece in (left, right, left + right)}
-    if lacking or not merged <= model["vocab"].keys():
-        fault = f"lacks pieces of {len(lacking)} of the 256 bytes" if lacking else "merges pieces that it has not"
-        raise UserError(f"{path}: {fault}; train it with all of ByteLevel.alphabet()")
+    if not {*LETTERS} | merged <= model["vocab"].keys():
+        raise UserError(f"{path}: lacks pieces of bytes or of merges; train it with all of ByteLevel.alphabet()")
     content = json.dumps({**tokenizer, "truncation": None, "padding": None}, ensure_ascii=False, separators=(",", ":"))
     return ByteLevel(pieces, True, content, _find_special(ids, config, path))
 
@@ -220,11 +215,8 @@ def _find_special(ids: Mapping[str, int], config: Mapping[str, Any], path: Path)
     if found["cls"] == found["sep"] and END_OF_TEXT in ids and found["mask"] is None:
         found = dict.fromkeys(found, END_OF_TEXT)
     if lacking := [role for role, name in found.items() if name is None]:
-        usual = ", ".join(getattr(SPECIAL, role) for role in lacking)
-        raise UserError(
-            f"{path}: has no piece for {', '.join(lacking)}: name them in {TOKENIZER_CONFIG} (as {lacking[0]}_token), "
-            f"or add pieces such as {usual}"
-        )
+        cure = f"name them in {TOKENIZER_CONFIG} (as {lacking[0]}_token)"
+        raise UserError(f"{path}: has no piece for {', '.join(lacking)}: {cure}")
     return SpecialPieces(**{role: str(name) for role, name in found.items()})
 
 
@@ -244,10 +236,6 @@ class ByteLevelKind(TokenizerKind):
 
     vocabulary, title, model, plain = ByteLevel, "byte-level BPE", "BPE", (PIECES, MERGES)
     is_cased, is_extensible = True, False
-
-    def load(self, folder: Path, cased: bool) -> Vocabulary:  # noqa: ARG002 - it always is
-        """Reads the vocabulary of a folder of shards."""
-        return self.read(folder, read_table(folder / TOKENIZER))
 
     def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:
         """Reads the vocabulary of a folder: its tokenizer.json, else its vocab.json and merges.txt."""

@@ -40,9 +40,9 @@ class TokenizerKind(ABC):
     is_extensible: ClassVar[bool] = True
     """Whether words of a text can be added to a vocabulary."""
 
-    @abstractmethod
-    def load(self, folder: Path, cased: bool) -> Vocabulary:
+    def load(self, folder: Path, cased: bool) -> Vocabulary:  # noqa: ARG002 - most kinds say it in their files
         """Reads the vocabulary of a folder of shards, whose manifest says whether it is cased."""
+        return self.read(folder, read_table(folder / TOKENIZER))
 
     @abstractmethod
     def read(self, folder: Path, tokenizer: dict[str, Any]) -> Vocabulary:
@@ -112,6 +112,17 @@ def read_part(tokenizer: dict[str, Any], step: str, path: Path) -> dict[str, Any
     if not isinstance(part, dict):
         raise UserError(f"{path}: {step} is {json.dumps(part)[:40]}, not a table of names and values")
     return part
+
+
+def check_steps(tokenizer: dict[str, Any], steps: Mapping[tuple[str, str], tuple[Any, ...]], path: Path) -> None:
+    """Raises UserError where a tokenizer.json cuts text in another way than with the values that are known.
+
+    Among these, None stands for a step or a key that is not there.
+    """
+    for (step, key), known in steps.items():
+        if (says := read_part(tokenizer, step, path).get(key)) not in known:
+            needed = " or ".join("nothing" if one is None else json.dumps(one) for one in known)
+            raise UserError(f"{path}: cuts text with {step}.{key} = {json.dumps(says)}; only {needed} is known here")
 
 
 def read_vocab(tokenizer: dict[str, Any], path: Path) -> tuple[str, ...]:

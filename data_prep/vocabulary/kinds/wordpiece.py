@@ -23,7 +23,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
-from data_prep.vocabulary.kinds.declaration import TokenizerKind, read_part, read_vocab, repeat_words
+from data_prep.vocabulary.kinds.declaration import TokenizerKind, check_steps, read_part, read_vocab, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary, has_capitals
 
 VOCABULARY = "vocab.txt"
@@ -38,15 +38,15 @@ CLASSES = ("BertTokenizer", "BertTokenizerFast")
 GENERAL = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Classes of transformers that cut text as tokenizer.json says."""
 STEPS = {
-    ("normalizer", "type"): "BertNormalizer",
-    ("normalizer", "clean_text"): True,
-    ("pre_tokenizer", "type"): "BertPreTokenizer",
-    ("model", "type"): "WordPiece",
-    ("model", "continuing_subword_prefix"): "##",
-    ("model", "max_input_chars_per_word"): LONGEST_WORD,
-    ("model", "unk_token"): UNK,
+    ("normalizer", "type"): ("BertNormalizer",),
+    ("normalizer", "clean_text"): (None, True),
+    ("pre_tokenizer", "type"): ("BertPreTokenizer",),
+    ("model", "type"): (None, "WordPiece"),
+    ("model", "continuing_subword_prefix"): (None, "##"),
+    ("model", "max_input_chars_per_word"): (None, LONGEST_WORD),
+    ("model", "unk_token"): (None, UNK),
 }
-"""Values of tokenizer.json with which text is cut as it is here."""
+"""Values of tokenizer.json with which text is cut as it is here; None for a key that is not there."""
 NORMALIZER = {
     "lowercase": "do_lower_case",
     "strip_accents": "strip_accents",
@@ -191,28 +191,15 @@ def _check_class(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any]
         raise UserError(f"{folder / TOKENIZER_CONFIG}: cuts text by {kind}; only {CLASSES[0]} is known here")
     if (words := config.get("word_tokenizer_type", "basic")) != "basic":
         raise UserError(f"{folder / TOKENIZER_CONFIG}: finds words by {words}; only as {CLASSES[0]} does is known here")
-    for (step, key), needed in STEPS.items() if "model" in tokenizer else ():
-        part = read_part(tokenizer, step, folder / TOKENIZER) or {"type": None}
-        if (says := part.get(key, needed)) != needed:
-            how, said = f"{step}.{key} = {json.dumps(says)}", needed if isinstance(needed, str) else json.dumps(needed)
-            raise UserError(f"{folder / TOKENIZER}: cuts text with {how}; only {said} is known here")
+    check_steps(tokenizer, STEPS if "model" in tokenizer else {}, folder / TOKENIZER)
     added = [one["content"] for one in tokenizer.get("added_tokens") or () if not one.get("special")]
     if added:
-        such = f"such as {added[0]!r}" if len(added) > 1 else repr(added[0])
-        raise UserError(f"{folder / TOKENIZER}: keeps {such} whole in every text (added_tokens); take another one")
+        raise UserError(f"{folder / TOKENIZER}: keeps {added[0]!r} whole in every text (added_tokens); take another")
 
 
 def _read_table(tokenizer: dict[str, Any], folder: Path) -> tuple[str, ...]:
     """Reads the pieces of a tokenizer.json."""
     return check_pieces(read_vocab(tokenizer, folder / TOKENIZER), folder / TOKENIZER)
-
-
-def _describe_difference(pieces: tuple[str, ...], others: tuple[str, ...]) -> str:
-    """Describes the first difference between the pieces of vocab.txt and of tokenizer.json."""
-    if len(pieces) != len(others):
-        return f"{VOCABULARY} has {len(pieces):,} pieces, {TOKENIZER} {len(others):,}"
-    number = next(number for number, (one, other) in enumerate(zip(pieces, others, strict=True)) if one != other)
-    return f"piece {number} is {pieces[number]!r} in {VOCABULARY}, {others[number]!r} in {TOKENIZER}"
 
 
 class WordPieceKind(TokenizerKind):
@@ -234,15 +221,13 @@ class WordPieceKind(TokenizerKind):
             pieces = _read_table(tokenizer, folder)
         else:
             raise UserError(
-                f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from, "
-                "since its weights mean nothing without its pieces"
+                f"{folder}: neither {VOCABULARY} nor {TOKENIZER}: copy them from where the model comes from"
             )
         _check_class(folder, tokenizer, config)
         others = _read_table(tokenizer, folder) if "model" in tokenizer else pieces
         if others != pieces:
-            raise UserError(
-                f"{folder}: {_describe_difference(pieces, others)}: copy both again from where the model comes from"
-            )
+            cure = "copy both again from where the model comes from"
+            raise UserError(f"{folder}: {VOCABULARY} and {TOKENIZER} have other pieces: {cure}")
         normalizer = read_part(tokenizer, "normalizer", folder / TOKENIZER)
         said = {new: normalizer.get(old) for old, new in NORMALIZER.items()}
         tables = (config, said) if config.get("tokenizer_class") in GENERAL else (said, config)  # the last one wins
@@ -250,8 +235,7 @@ class WordPieceKind(TokenizerKind):
         lower = says.get("do_lower_case", not has_capitals(pieces))
         needed = {"strip_accents": lower, "tokenize_chinese_chars": True}
         for name in (name for name, value in needed.items() if says.get(name, value) != value):
-            where = " in text that keeps case" if name == "strip_accents" and not lower else ""
-            how = f"{name} = {json.dumps(says[name])}{where}"
+            how = f"{name} = {json.dumps(says[name])}"
             raise UserError(f"{folder}: cuts text with {how}; here accents go with case, and Chinese is cut apart")
         return WordPiece(pieces, cased=not lower)
 
@@ -282,15 +266,9 @@ class WordPieceKind(TokenizerKind):
         """
         alphabet = _choose_alphabet(counts)
         inner = {f"{MARK}{character}" for word in counts for character in word[1:]}
-        given = [
-            *SPECIAL,
-            *alphabet,
-            *(f"{MARK}{character}" for character in alphabet if f"{MARK}{character}" in inner),
-        ]
+        given = [*SPECIAL, *alphabet, *(piece for piece in map(MARK.__add__, alphabet) if piece in inner)]
         if size < len(given):
-            raise UserError(
-                f"--vocab-size {size}: the characters of the text alone need {len(given)} pieces; take more"
-            )
+            raise UserError(f"--vocab-size {size}: the text's characters alone need {len(given)} pieces; take more")
         learner = Tokenizer(models.WordPiece(unk_token=UNK))
         learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
         trainer: Any = trainers.WordPieceTrainer(

@@ -34,13 +34,16 @@ GERMAN = "Grüße aus Köln.\n\nEs regnet, z. B. heute.\n" * 9
     ("content", "message"),
     [
         (b"\x7fELF\x00\x01\x02\x03", "no text but binary data"),
-        (JPEG, "a JPEG image"),
+        (JPEG, "an image"),
         (b"%PDF-1.7\n%\xe2\xe3", "a PDF\n    pdftotext {path} NEW.txt makes a text of it"),
-        (b"PK\x03\x04\x14", "a zip archive or a document in one (docx, odt, epub)\n    unpack it, or save it as text"),
-        (gzip.compress(GERMAN.encode(), mtime=0), "compressed by gzip\n    give it a name that ends in .gz"),
+        (b"PK\x03\x04\x14", "an Office document or a zip archive\n    unpack it, or save it as plain text in UTF-8"),
+        (
+            gzip.compress(GERMAN.encode(), mtime=0),
+            "a compressed file\n    give it a name that ends as the program spells it",
+        ),
         (GERMAN.encode("utf-16"), "text in UTF-16\n    iconv -f utf-16 -t utf-8 {path} > NEW.txt makes UTF-8 of it"),
-        (GERMAN.encode("utf-16-le"), "text in UTF-16\n    iconv -f utf-16le -t utf-8 {path} > NEW.txt makes"),
-        (GERMAN.encode("utf-16-be"), "text in UTF-16\n    iconv -f utf-16be -t utf-8 {path} > NEW.txt makes"),
+        (GERMAN.encode("utf-16-le"), "text in UTF-16LE\n    iconv -f utf-16le -t utf-8 {path} > NEW.txt makes"),
+        (GERMAN.encode("utf-16-be"), "text in UTF-16BE\n    iconv -f utf-16be -t utf-8 {path} > NEW.txt makes"),
     ],
     ids="binary jpeg pdf zip gzip utf-16 utf-16-le utf-16-be".split(),
 )
@@ -150,7 +153,7 @@ OBJECTS = "\n".join(json.dumps(line, indent=2) for line in LINES).encode()
     ("name", "content", "fault"),
     [
         ("a.txt", GERMAN.encode("utf-16"), "text in UTF-16"),
-        ("a.json", json.dumps(LINES, indent=1).encode(), "one list of JSON"),
+        ("a.json", json.dumps(LINES, indent=1).encode(), "JSON in lists"),
         *((name, OBJECTS, "JSON whose objects go over several lines") for name in ("a.json", "a.txt", "a.jsonl")),
     ],
 )
@@ -214,8 +217,8 @@ def test_a_web_page_is_told_by_its_content_and_read_if_asked_for(tmp_path: Path,
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.json", '[{"text": "x"}]', "one list of JSON"),
-        ("a.jsonl", '["x"]\n["y"]\n', "JSON lines that are lists"),
+        ("a.json", '[{"text": "x"}]', "JSON in lists"),
+        ("a.jsonl", '["x"]\n["y"]\n', "JSON in lists"),
         ("a.html", "<html>text</html>", "a web page"),
         ("a.py", "x = 1\n", "of no format that is known"),
     ],

@@ -48,15 +48,16 @@ def test_pipes_sockets_and_devices(folder: Path) -> None:
         find_files([str(folder)])
     lines = str(caught.value).split("\n")
     assert lines[0] == f"--docs {folder}: 3 of 4 files cannot be read"
-    faults = [f"{folder}/{kind}.txt: a {kind}" for kind in ("device", "pipe", "socket")]
-    assert set(lines[1:5]) == {*(f"  {fault}" for fault in faults), "    write what comes out of it into a file"}
-    assert "--errors skip leaves out" in lines[5]
+    what = "a pipe, a socket or a device"
+    faults = [f"{folder}/{kind}.txt: {what}" for kind in ("device", "pipe", "socket")]
+    assert lines[1:3] == [f"  {faults[0]} (3 such files)", "    write what comes out of it into a file"]
+    assert "--errors skip leaves out" in lines[3]
     problems = Problems("skip")
     assert [file.name for file in find_files([str(folder)], problems=problems)] == ["a.txt"]
     assert (sorted(problems.skipped), problems.names[f"{folder}/pipe.txt"]) == (faults, "x/pipe.txt")
     for name in ("pipe", "socket", "device"):
         for errors in ("fail", "skip"):
-            with pytest.raises(UserError, match=f"1 of 1 files cannot be read\n  .*{name}.txt: a {name}"):
+            with pytest.raises(UserError, match=f"1 of 1 files cannot be read\n  .*{name}.txt: {what}"):
                 find_files([str(folder / f"{name}.txt")], problems=Problems(errors))
 
 
@@ -119,7 +120,7 @@ def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
     write(tmp_path / "x" / "a.txt", TEXT)
     (tmp_path / "link").symlink_to("x")
     for docs, out in (("x", "x"), ("x", "x/deep/out"), ("link", "x/out"), ("x", "link/out"), ("*", "x/out")):
-        with pytest.raises(UserError, match=f"--out {tmp_path / out}: (is|lies within) --docs"):
+        with pytest.raises(UserError, match=f"--out {tmp_path / out}: lies within --docs"):
             find_files([str(tmp_path / docs)], out=tmp_path / out)
     assert len(find_files([str(tmp_path / "x")], out=tmp_path / "xy")) == 1
     (tmp_path / "x" / "out").mkdir()  # by an earlier run of the same command

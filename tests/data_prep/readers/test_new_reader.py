@@ -16,7 +16,7 @@ from pathlib import Path
 from data_prep.readers.cutting import ranges, records
 from data_prep.readers.foreign import Foreign
 from data_prep.readers.formats.declaration import Reader
-from data_prep.readers.reader import Document, UnreadableError
+from data_prep.readers.reader import Document
 
 OLD = Foreign("a pile of old cards", "turn FILE over")
 
@@ -27,7 +27,7 @@ def read(span, options):
             continue
         fields = dict(line.split(": ", 1) for line in text.split("\\n")[1:] if line)
         if options.text_field not in fields:
-            raise UnreadableError(f"{span.name_place(offset)}: no line {options.text_field!r}", options.field_cure({}))
+            raise options.explain_missing_text(span.name_place(offset), {})
         yield Document(f"{Path(span.path).name}:{offset}", "", [fields[options.text_field]])
 
 READER = Reader(
@@ -60,7 +60,7 @@ def test_a_reader_is_one_file(tmp_path: Path) -> None:
     assert "--text-field mine=FIELD names the field" in shard(code=2)
     assert "there is cards, mediawiki, wikiextractor," in shard("--format", "deck", code=2)
     out = shard("--text-field", "body")
-    assert "1 cards (by name, text in 'body'), 2 cards (by content, text in 'body'), 1 text (by name), nicely" in out
+    assert "3 cards (text in 'body'), 1 text, nicely" in out
     assert "all is right" in run_entry(root, "data_prep/verify.py", tmp_path / "out")
     manifest = json.loads((tmp_path / "out/manifest.json").read_text())
     assert [file["format"] for file in manifest["sources"]] == ["cards", "cards", "cards", "text"]

@@ -70,9 +70,9 @@ def test_parquet_that_is_not_utf8(tmp_path: Path) -> None:
 def test_parquet_without_the_column(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", body=["x"], id=[1], tags=[["a"]])
     cure = "\n--text-field NAME=body names the field with the text"
-    assert_refusal(rf"x.parquet: no column 'text'; there is: body, id, tags{cure}", read, path, "parquet")
-    assert_refusal(rf"x.parquet: the column 'id' is int64, not text{cure}", read, path, "parquet", text_field="id")
-    assert_refusal(r"the column 'tags' is list<.*>, not text", read, path, "parquet", text_field="tags")
+    assert_refusal(rf"x.parquet: no text in a field 'text'; there is: body, id, tags{cure}", read, path, "parquet")
+    assert_refusal(rf"x.parquet: no text in a field 'id'; .*{cure}", read, path, "parquet", text_field="id")
+    assert_refusal("no text in a field 'tags'", read, path, "parquet", text_field="tags")
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_arrow_files_are_read(tmp_path: Path, kind: Kind, num_spans: int) -> Non
     assert detected(path) == "arrow"
     assert len(list_readers()["arrow"].spans(path, 1)) == num_spans
     assert read(path, "arrow")[0] == [Document(str(number), "", [text]) for number, text in enumerate(TEXTS)]
-    assert_refusal("no column 'body'; there is: id, text", read, path, "arrow", text_field="body")
+    assert_refusal("no text in a field 'body'; there is: id, text", read, path, "arrow", text_field="body")
 
 
 @pytest.mark.parametrize("kind", ["stream", "file"])

@@ -62,13 +62,18 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
             ("tokenizer_config.json", ["tokenize_chinese_chars"], False, "tokenize_chinese_chars = false"),
             ("tokenizer.json", ["normalizer", "strip_accents"], False, "strip_accents = false"),
             ("tokenizer.json", ["normalizer", "type"], "Sequence", 'normalizer.type = "Sequence"'),
-            ("tokenizer.json", ["normalizer"], None, "normalizer.type = null; only BertNormalizer"),
+            ("tokenizer.json", ["normalizer"], None, 'normalizer.type = null; only "BertNormalizer"'),
             ("tokenizer.json", ["pre_tokenizer"], {"type": "Split"}, 'pre_tokenizer.type = "Split"'),
             ("tokenizer.json", ["pre_tokenizer"], None, "pre_tokenizer.type = null"),
-            ("tokenizer.json", ["model", "continuing_subword_prefix"], "", 'continuing_subword_prefix = ""; only ##'),
-            ("tokenizer.json", ["model", "max_input_chars_per_word"], 5, "max_input_chars_per_word = 5; only 100"),
+            (
+                "tokenizer.json",
+                ["model", "continuing_subword_prefix"],
+                "",
+                'continuing_subword_prefix = ""; only nothing',
+            ),
+            ("tokenizer.json", ["model", "max_input_chars_per_word"], 5, "max_input_chars_per_word = 5; only nothing"),
             ("tokenizer.json", ["model", "unk_token"], "x", 'model.unk_token = "x"'),
-            ("tokenizer.json", ["normalizer", "clean_text"], False, "normalizer.clean_text = false; only true"),
+            ("tokenizer.json", ["normalizer", "clean_text"], False, "normalizer.clean_text = false; only nothing"),
             (
                 "tokenizer.json",
                 ["added_tokens"],
@@ -87,7 +92,7 @@ def test_what_cuts_text_otherwise_is_refused(tmp_path: Path) -> None:
     change(kept / "tokenizer_config.json", "strip_accents", value=False)
     assert read_vocabulary(kept).cased  # who keeps case keeps accents
     change(kept / "tokenizer_config.json", "strip_accents", value=True)
-    assert_refusal("strip_accents = true in text that keeps case", read_vocabulary, kept)
+    assert_refusal("strip_accents = true; here accents go with case", read_vocabulary, kept)
 
 
 def test_without_a_tokenizer_json_the_class_alone_says_the_kind(tmp_path: Path) -> None:
@@ -121,18 +126,11 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     assert_refusal("no such folder", read_vocabulary, tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("river\n", "rover\n", "piece 8 is 'rover' in vocab.txt, 'river' in tokenizer.json"),
-        ("river\n", "", "vocab.txt has 8 pieces, tokenizer.json 9"),
-        ("a\n##b\n", "##b\na\n", "piece 6 is '##b' in vocab.txt, 'a' in tokenizer.json"),
-    ],
-)
-def test_a_vocabulary_that_its_tokenizer_contradicts_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), [("river\n", "rover\n"), ("river\n", ""), ("a\n##b\n", "##b\na\n")])
+def test_a_vocabulary_that_its_tokenizer_contradicts_is_refused(old: str, new: str, tmp_path: Path) -> None:
     folder = written(tmp_path / "bert", LOWER, cased=False)
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace(old, new))
-    assert_refusal(says, read_vocabulary, folder)
+    assert_refusal("vocab.txt and tokenizer.json have other pieces: copy both again", read_vocabulary, folder)
 
 
 @pytest.mark.parametrize("keys", [("model", "vocab", "river"), ("model",), ("normalizer",), ("pre_tokenizer",)])
@@ -176,6 +174,6 @@ def test_capitals_in_a_plain_file_need_a_word_on_case(tmp_path: Path) -> None:
     change(folder / "tokenizer_config.json", "do_lower_case", value=True)
     assert not find_vocabulary(str(file), cased=False).cased
     (folder / "tokenizer_config.json").unlink()
-    with pytest.raises(UserError, match=r"--vocab .*: has pieces with capital letters.*: add --cased"):
+    with pytest.raises(UserError, match=r"--vocab .*: has pieces with capitals.*: add --cased"):
         find_vocabulary(str(file), cased=False)
     assert find_vocabulary(str(file), cased=True).cased

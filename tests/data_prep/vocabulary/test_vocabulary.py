@@ -68,7 +68,7 @@ def test_what_is_no_vocabulary_is_refused(tmp_path: Path) -> None:
     assert_refusal(r"lacks the special pieces \[CLS\], \[SEP\], \[MASK\]", read_pieces, path, cased=False)
     path.write_text("".join(f"{piece}\n" for piece in [*SPECIAL, "a", "b", "a"]))
     assert_refusal("line 8 repeats 'a' of line 6", read_pieces, path, cased=False)
-    with pytest.raises(UserError, match="--vocab-size 20: the characters of the text alone need"):
+    with pytest.raises(UserError, match="--vocab-size 20: the text's characters alone need"):
         KIND.train(counts(), 20, cased=False)
 
 
@@ -105,8 +105,7 @@ def test_no_word_of_the_text_becomes_unknown() -> None:
 def test_there_may_be_fewer_words_than_asked_for_but_not_none() -> None:
     done = extend_vocabulary(BASE, {"abc": 10, "d": 10}, 1000)
     assert done.added == ("abc",)
-    assert str(done).startswith("1 words of 1,000 asked for added to 24 pieces: abc; ")
-    assert str(done).endswith("; a word must occur 5 times to be added")
+    assert str(done).startswith("1 words added to 24 pieces: abc; ")
     assert_refusal("no word of the text is worth a piece", extend_vocabulary, BASE, {"d": 10, "abc": LEAST - 1}, 1000)
 
 
