@@ -14,7 +14,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from data_prep.readers.tables import TextTable, read_tsv
+from data_prep.readers.tables import TextTable
 from finetuning.files.held_out import choose_held_out
 from finetuning.inputs import Cutter, Encoded
 from finetuning.ragged import Ragged
@@ -22,7 +22,7 @@ from finetuning.results import Figures, name_predictions_file
 from finetuning.scale import ScoreScale
 from finetuning.tasks import scores
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, describe_classes, estimate_share_spread
-from finetuning.tasks.task import Column, Compared, PieceLengths, Seen, Task
+from finetuning.tasks.task import Column, PieceLengths, Seen, Task
 from pretraining.architectures.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
@@ -144,16 +144,6 @@ class SentenceTask(Task):
         """Writes a line for every item: its number, its answer, and the probability of each class."""
         with replacing(name_predictions_file(folder, split, ".tsv")) as file:
             file.write(format_predictions(self.head, outputs.values))
-
-    def read_compared(self, split: str, folder: Path) -> Compared | None:
-        """Reads the written answers to a split; None for scores and for several labels of an item."""
-        labels = self.dev[split].labels
-        if self.head.kind in ("labels", "score") or labels is None:
-            return None
-        table = read_tsv(name_predictions_file(folder, split, ".tsv"))
-        names = table.names[2:]
-        numbers = {name: number for number, name in enumerate(names)}
-        return Compared(labels[:, 0], read_classes(table, "prediction", numbers)[:, 0], names)
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
         """Describes the layout of text."""

@@ -61,10 +61,6 @@ class TextWindows:
         """Returns the pieces of these questions, of which `spans.question` are kept."""
         return self.cutter.cut_texts([self.asked[number] for number in numbers.tolist()]).lengths
 
-    def measure_whole(self, numbers: Array) -> Array:
-        """Returns the pieces of these questions' sequences if they had the whole text."""
-        return np.asarray(self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + self.marks)
-
     @cached_property
     def pieces(self) -> Ragged:
         """The pieces of the texts."""

@@ -150,10 +150,8 @@ class SquadTask(Task):
     def describe_split(self, split: str) -> Seen:
         """Describes the questions of a split with their texts."""
         questions, items = self._get_questions(split)
-        lengths = (
-            PieceLengths("questions", "spans.question", self.settings.spans.question, items.measure_questions),
-            PieceLengths("texts with their questions", "length", self.settings.length, items.measure_whole, cuts=False),
-        )
+        limit = self.settings.spans.question
+        lengths = (PieceLengths("questions", "spans.question", limit, items.measure_questions),)
         answers = [tuple(gold.text for gold in each.golds) for each in questions]
         answered = sum(map(bool, answers))
         counts = {"answered": answered, "without an answer": len(answers) - answered} if self.version == "2.0" else {}
