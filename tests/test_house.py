@@ -67,7 +67,7 @@ WINGS = {
         ["running"],
         ["tasks", "model", "averages"],
         ["files", "inputs", "settings"],
-        ["ragged", "results", "scale"],
+        ["results", "scale"],
     ],
 }
 """The wings of a floor of the house, from above: imports fall."""

@@ -19,8 +19,15 @@ from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
-from finetuning.running.kept import keep_activations
-from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
+from finetuning.running.outputs import (
+    BrokenError,
+    Outputs,
+    add_certainty,
+    compute_outputs,
+    keep_activations,
+    name_shortage,
+    score_splits,
+)
 from finetuning.running.records import ScoreRecord, TuningStep
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model

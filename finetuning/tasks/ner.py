@@ -22,8 +22,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_ner, name_files
 from finetuning.files.tag_files import DOCUMENT, HUB_TAGS, Fields, Sentence, hold_out, read_sentences
-from finetuning.inputs import Cutter, Encoded, Items
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Items, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import Certainty, ClassCounts, bootstrap_spreads, count_answers, describe_classes
 from finetuning.tasks.task import Column, Seen, Setup, Task

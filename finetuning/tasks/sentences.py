@@ -16,8 +16,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.readers.tables import TextTable
 from finetuning.files.held_out import choose_held_out
-from finetuning.inputs import Cutter, Encoded
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.scale import ScoreScale
 from finetuning.tasks import scores

@@ -12,8 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from finetuning.inputs import Cutter, Encoded
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.settings import FineTuning, Spans
 
 SPARE = 5

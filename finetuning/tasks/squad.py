@@ -13,8 +13,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from finetuning.files.splits import name_files
-from finetuning.inputs import Cutter, Encoded
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.results import Figures
 from finetuning.settings import FineTuning
 from finetuning.tasks import squad_rules as rules

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.common.arrays import Array
-from finetuning.inputs import Cutter, Items
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Items, Ragged
 from finetuning.results import Figures
 from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning

@@ -23,8 +23,7 @@ from transformers import AutoTokenizer
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.files.tag_files import Fields
-from finetuning.inputs import Cutter
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Ragged
 from finetuning.settings import FineTuning, Tags
 from finetuning.tasks.ner import SplitWords, TaggedWords, Tagging, open_ner, open_tags, to_iob2
 from finetuning.tasks.task import Setup, Task

@@ -18,8 +18,7 @@ from support.squad import LETTERS, article, cutter, item, questions, random_outp
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from finetuning.evaluate_squad import EvaluateSquad, evaluate
-from finetuning.inputs import Cutter
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Ragged
 from finetuning.settings import FineTuning, Spans
 from finetuning.tasks.spans import find_answers
 from finetuning.tasks.squad import Lessons, SquadTask, hold_out, open_squad
