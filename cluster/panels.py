@@ -10,8 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cluster.jobs import JobNotes, QueuedJob
-from cluster.runs import RunStatus, State, format_age
+from cluster.runs import JobNotes, QueuedJob, RunStatus, State, format_age
 from data_prep.common.codes import explain_code
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number

@@ -28,9 +28,8 @@ import tyro
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from cluster.jobs import Queue, ask_queue, read_notes
 from cluster.panels import build_panel
-from cluster.runs import CURE, RunStatus, find_runs, read_run
+from cluster.runs import CURE, Queue, RunStatus, ask_queue, find_runs, read_notes, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console, run_curable
