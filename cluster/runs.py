@@ -293,8 +293,7 @@ def compute_patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: R
 
 def format_age(seconds: float) -> str:
     """Formats a number of seconds as a time ago."""
-    days = int(seconds // 86400)
-    return f"{days} days ago" if days >= 2 else f"{duration(max(0.0, seconds))} ago"
+    return f"{duration(max(0.0, seconds))} ago"
 
 
 def read_or(default: Value, read: Callable[[], Value]) -> Value:

@@ -25,8 +25,8 @@ from support.run_folders import Look, Squeue, end, make_running, note, shown, st
 from support.training import records
 
 from cluster import runs
-from cluster.runs import Queue, QueuedJob, RunStatus
-from cluster.status import Observer, main
+from cluster.runs import Queue, QueuedJob
+from cluster.status import main
 from data_prep.common.codes import ENDED
 from data_prep.common.files import write_json
 from pretraining.architectures.declaration import make_shape
@@ -226,18 +226,6 @@ def test_a_queue_that_does_not_answer_hides_nothing_else(
         assert why in printed[bool(words)]
         assert "running" in printed.out
         assert "silent" not in printed.out, "nobody said that the job is gone"
-
-
-def test_who_watches_asks_the_queue_only_now_and_then(run: Path, squeue: Squeue) -> None:
-    note(run, start("5"))
-    calls = squeue("echo '5|RUNNING|None|node1'")
-    observer = Observer((run,))
-    found = [status for _ in range(3) for status in observer.read_all() if isinstance(status, RunStatus)]
-    assert [status.job for status in found] == [QueuedJob("5", "RUNNING", "None", "node1")] * 3
-    assert len(calls.read_text().splitlines()) == 1
-    note(run, start("6"))
-    observer.read_all()
-    assert "--jobs=6" in calls.read_text().splitlines()[1], "another job is asked about at once"
 
 
 # Panels
