@@ -162,8 +162,10 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
     scores = make_table("task", "split", ">items", "score of the best run", "± by chance")
     for result in results:
-        for row in list_rows(result.runs):
-            runs.add_row(result.task, *row)
+        for name, run in sorted(result.runs.items(), key=lambda own: (own[1].score is None, -(own[1].score or 0.0))):
+            took = "" if run.seconds is None else duration(run.seconds)
+            flag = "failed" if run.failed else "degenerate" * run.degenerate
+            runs.add_row(result.task, name, format_percent(run.score), took, flag)
         lowest, highest = result.spread or (None, None)
         figures = map(format_percent, (result.score, result.mean, result.median, lowest, highest))
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
@@ -197,15 +199,6 @@ def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
     for average in found[:1]:
         if average.missing:
             yield f"no {average.name} of all tasks: {', '.join(average.missing)} missing"
-
-
-def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields rows on the runs of a task, the best first: name, score, time, and a flag."""
-    names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
-    for name in names:
-        run = runs[name]
-        flag = "failed" if run.failed else "degenerate" * run.degenerate
-        yield name, format_percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
 
 
 def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, title: str) -> Figure:
