@@ -291,11 +291,11 @@ def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 def cancel_jobs(jobs: Sequence[str]) -> str:
     """Cancels jobs of this chain, the last first; says whether some may remain."""
+    command = ["scancel", *reversed(jobs)]
     try:
-        run_program(["scancel", *reversed(jobs)])
+        run_program(command)
     except UserError as error:
-        again = " ".join(["scancel", *reversed(jobs)])
-        return f"some may still be in the queue of this chain, since scancel failed ({error}): {again}"
+        return f"some may still be in the queue of this chain, since scancel failed ({error}): {' '.join(command)}"
     return "nothing is left in the queue of this chain"
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import BaseModel
 from torch import Tensor
@@ -57,10 +57,6 @@ class TuningState(BaseModel):
     """The step of the last evaluation."""
     kept: ModelScores = ModelScores()
     """The scores of the kept weights."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint's record."""
-        return self.model_dump()
 
 
 CONTINUES = "the same command goes on from the last checkpoint"
@@ -177,7 +173,7 @@ class Tuner(Loop):
             self.stop(decision)
         self.score_where_due()
         if self.settings.checkpoints.saves_at(step) and not self.is_over:
-            self.write_checkpoint(step, self.state.as_json())
+            self.write_checkpoint(step, self.state.model_dump())
         self.saver.report()
 
     def is_logged(self, step: int) -> bool:
@@ -253,5 +249,5 @@ class Tuner(Loop):
 
     def stop(self, decision: Decision) -> NoReturn:
         """Saves and ends the run early."""
-        self.write_checkpoint(self.state.step, self.state.as_json())
+        self.write_checkpoint(self.state.step, self.state.model_dump())
         self.end(decision, self.state.step, f"{self.run.folder}: ")

@@ -15,7 +15,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.readers.tables import TextTable
-from finetuning.files.held_out import choose_held_out
+from finetuning.files.splits import choose_held_out
 from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.scale import ScoreScale
@@ -160,7 +160,7 @@ def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict
     """Divides the items of a training file into training and dev items; returns them with a note for the user."""
     whole = items["train"]
     chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share, "rows")
-    parts = {"train": whole.take(np.flatnonzero(~chosen)), "dev": whole.take(np.flatnonzero(chosen))}
+    parts = {"train": whole.take(np.flatnonzero(np.invert(chosen))), "dev": whole.take(np.flatnonzero(chosen))}
     return parts | {split: each for split, each in items.items() if split != "train"}, note
 
 
