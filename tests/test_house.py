@@ -63,7 +63,7 @@ WINGS = {
             "compare",
             "fetch",
         ],
-        ["session", "prediction", "demo_task", "reference"],
+        ["session", "prediction", "reference"],
         ["running"],
         ["tasks", "model", "averages"],
         ["files", "inputs", "settings"],
