@@ -22,9 +22,8 @@ from benchmarks.sides import SideSpec
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.inputs import Cutter, Encoded, Sequences
+from finetuning.inputs import Cutter, Encoded, Ragged, Sequences
 from finetuning.prediction import load
-from finetuning.ragged import Ragged
 from pretraining.devices import find_kind
 from pretraining.reporting.hardware import synchronize
 

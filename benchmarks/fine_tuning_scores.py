@@ -43,8 +43,7 @@ from benchmarks.peer import require_packages, silence_transformers
 from benchmarks.tables import show, summarise_results
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from finetuning.inputs import Cutter
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Ragged
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning

@@ -10,8 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cluster.jobs import JobNotes, QueuedJob
-from cluster.runs import RunStatus, State, format_age
+from cluster.runs import JobNotes, RunStatus, State, format_age
 from data_prep.common.codes import explain_code
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
@@ -45,7 +44,7 @@ def frame_table(run: str, state: State, why: str, table: Table) -> RenderableTyp
 
 def describe_run(status: RunStatus) -> dict[str, str]:
     """Returns the rows of a panel: texts by name, empty where nothing is known."""
-    ended, count = status.ended, len(status.rollbacks)
+    ended, count, job = status.ended, len(status.rollbacks), status.job
     phase = f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
     times = f"{count} time{'s' * (count > 1)}"
     return {
@@ -55,7 +54,7 @@ def describe_run(status: RunStatus) -> dict[str, str]:
         "speed": "   ".join(format_speed(status.last_line)),
         "written": "   ".join(describe_files(status)),
         "went back": f"{times} to a checkpoint, the last since {status.rollbacks[-1]}" if count else "",
-        "job": describe_job(status.job) if status.job else "",
+        "job": f"{job.job} {job.state}" + (f" on {job.nodes}" if job.nodes else f": {job.reason}") if job else "",
         "restarts": describe_restarts(status.notes) if status.notes else "",
     }
 
@@ -84,11 +83,6 @@ def describe_files(status: RunStatus) -> Iterator[str]:
         yield f"last line {format_age(status.last_line_age)}"
     if status.checkpoint is not None:
         yield f"checkpoint {format_age(status.checkpoint_age or 0.0)}, of step {status.checkpoint:,}"
-
-
-def describe_job(job: QueuedJob) -> str:
-    """Describes a job in the queue."""
-    return f"{job.job} {job.state} on {job.nodes}" if job.nodes else f"{job.job} {job.state}: {job.reason}"
 
 
 def describe_restarts(notes: JobNotes) -> str:

@@ -1,15 +1,21 @@
-"""Reads the status of pre-training runs from their folders, on any machine that sees the files, without torch."""
+"""Reads the status of pre-training runs from their folders, on any machine that sees the files, without torch; and of
+their Slurm jobs, from the notes of job scripts in jobs.jsonl and from the queue."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from cluster.jobs import JOBS, LARGEST, JobNotes, Queue, QueuedJob
+from pydantic import Field, TypeAdapter
+
 from data_prep.common.codes import ENDED, Code, explain_code
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence, open_at_once, read_table
@@ -35,6 +41,104 @@ LATE, LATE_SECONDS = 3, 120.0
 """A run is silent if its next line takes LATE times as long as lines usually do, and at least LATE_SECONDS."""
 SKEW_SECONDS = 5.0
 """How far the clocks of machines may differ: an end that is older than the last line by more is out of date."""
+LARGEST = 1e18
+"""The largest step, time or figure of a run that is taken as valid."""
+JOBS = "jobs.jsonl"
+"""The file in a run's folder to which job scripts append every start and end of the run."""
+ANSWER_SECONDS = 5.0
+"""Time limit of squeue, whose controller may not answer."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """A line of jobs.jsonl."""
+
+    event: Literal["start", "end"]
+    time: Annotated[float, Field(strict=True, ge=-LARGEST, le=LARGEST)]
+    job: Annotated[str, Field(strict=True)]
+    code: Annotated[int | None, Field(strict=True, ge=0, lt=256)] = None
+    """the exit code of an end"""
+
+
+EVENT = TypeAdapter(Event)
+
+
+@dataclass(frozen=True)
+class JobNotes:
+    """A summary of the starts of a run in jobs.jsonl."""
+
+    job: str
+    """the job of the last start: 123, or 123_4 of an array"""
+    started: float
+    """when the last start was, in seconds since 1970"""
+    restarts: int
+    """starts after the first"""
+    code: int | None
+    """the exit code of the last start; None where no end was noted"""
+    code_before: int | None
+    """the exit code of the start before it; None where no end was noted"""
+    ended: float | None = None
+    """when the last start ended; None where no end was noted"""
+
+
+def read_notes(run: Path) -> JobNotes | None:
+    """Reads the notes of job scripts in a run's folder; None for a run that was started without them."""
+    events: list[Event] = []
+    with suppress(OSError), open(run / JOBS, "rb", opener=open_at_once) as file:
+        for line in file.read().splitlines():
+            with suppress(ValueError):  # a line that is being written, or damaged
+                events.append(EVENT.validate_json(line))
+    starts = [number for number, event in enumerate(events) if event.event == "start"]
+    if not starts:
+        return None
+    last, end = events[-1], events[-1].event == "end"
+    return JobNotes(
+        job=last.job,
+        started=events[starts[-1]].time,
+        restarts=len(starts) - 1,
+        code=last.code if end else None,
+        code_before=events[starts[-1] - 1].code if len(starts) > 1 else None,
+        ended=last.time if end else None,
+    )
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job in the queue."""
+
+    job: str
+    state: str
+    """as Slurm names it: RUNNING, PENDING, COMPLETING, …"""
+    reason: str
+    """why it waits: Resources, Priority, Dependency, …; "None" if it does not"""
+    nodes: str
+    """such as node[1-2]; empty while it waits"""
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The answer of squeue."""
+
+    jobs: dict[str, QueuedJob] | None
+    """jobs that wait or run, by id; None if there is no squeue, or it fails"""
+    fault: str = ""
+    """why squeue gave no answer; empty if it did, or is not installed"""
+
+
+def ask_queue(jobs: Collection[str]) -> Queue:
+    """Asks squeue for the state of jobs, in one call."""
+    ids = ",".join(sorted(job for job in jobs if re.fullmatch(r"\d+(_\d+)?", job, re.ASCII)))
+    if not ids or shutil.which("squeue") is None:
+        return Queue(None)
+    command = ["squeue", "--noheader", "--array", f"--jobs={ids}", "--format=%i|%T|%r|%N"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ANSWER_SECONDS)
+    except (subprocess.TimeoutExpired, OSError) as error:
+        return Queue(None, f"squeue did not answer: {error}")
+    if done.returncode and "Invalid job id" not in done.stderr:  # so it calls a job that has ended some time ago
+        return Queue(None, done.stderr.strip() or f"squeue: exit code {done.returncode}")
+    rows = [line.strip().split("|") for line in done.stdout.splitlines()]
+    return Queue({row[0]: QueuedJob(*row) for row in rows if len(row) == 4})
 
 
 @dataclass(frozen=True)
@@ -189,8 +293,7 @@ def compute_patience(line: dict[str, Any], evaluation: dict[str, Any], recipe: R
 
 def format_age(seconds: float) -> str:
     """Formats a number of seconds as a time ago."""
-    days = int(seconds // 86400)
-    return f"{days} days ago" if days >= 2 else f"{duration(max(0.0, seconds))} ago"
+    return f"{duration(max(0.0, seconds))} ago"
 
 
 def read_or(default: Value, read: Callable[[], Value]) -> Value:
@@ -219,23 +322,19 @@ def read_newest_lines(run: Path, kinds: Collection[str] = LINES) -> dict[str, di
     """Reads the last record of each kind in metrics.jsonl, without values that are not valid numbers."""
     found: dict[str, dict[str, Any]] = read_or({}, lambda: read_newest_records(run / METRICS, kinds))
     for kind, record in found.items():
-        found[kind] = {name: value for name, value in record.items() if name == "kind" or is_figure(name, value)}
+        sound = {name: is_count(value) if name in COUNTS else is_figure(value) for name, value in record.items()}
+        found[kind] = {name: value for name, value in record.items() if name == "kind" or sound[name]}
     return found
 
 
-def is_figure(name: str, value: Any) -> bool:
-    """Whether a value may stand under this name: a whole number, or a number or None."""
-    return is_count(value) if name in COUNTS else value is None or is_number(value)
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number of at most LARGEST: files may be damaged, or of another version."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+def is_figure(value: Any) -> bool:
+    """Whether a value is None or a number of at most LARGEST: files may be damaged, or of another version."""
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST)
 
 
 def is_count(value: Any) -> bool:
     """Whether a value is a whole number from 0."""
-    return isinstance(value, int) and is_number(value) and value >= 0
+    return isinstance(value, int) and is_figure(value) and value >= 0
 
 
 def read_time(path: Path) -> float:

@@ -21,6 +21,7 @@ if __name__ == "__main__":
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -28,17 +29,16 @@ import tyro
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from cluster.jobs import Queue, ask_queue, read_notes
 from cluster.panels import build_panel
-from cluster.runs import CURE, RunStatus, find_runs, read_run
+from cluster.runs import CURE, RunStatus, ask_queue, find_runs, read_notes, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
-WATCH_SECONDS, QUEUE_SECONDS = 5.0, 30.0
-"""The time between two looks while runs are watched, and the least between two questions to the queue."""
+WATCH_SECONDS = 15.0
+"""The time between two looks while runs are watched; each asks the queue, which all users share."""
 
 
 @dataclass(frozen=True)
@@ -55,42 +55,31 @@ class Status:
     """Print JSON, for scripts."""
 
 
-class Observer:
-    """Reads runs, once or repeatedly. Asks the queue, which all users share, at most every QUEUE_SECONDS."""
-
-    def __init__(self, named: tuple[Path, ...]) -> None:
-        self._named, self._queue = named, Queue(None)
-        self._jobs: set[str] = set()
-        self._asked = 0.0
-        self.warnings: list[str] = []
-        """of the last reading: why the queue gave no answer"""
-
-    def read_all(self) -> list[RunStatus | TuningStatus]:
-        """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is none."""
-        runs, tunings, now = find_runs(*self._named), find_tunings(*self._named), time.time()
-        notes = [read_notes(run) for run in runs]
-        jobs = {own.job for own in notes if own is not None}
-        if jobs != self._jobs or time.monotonic() - self._asked > QUEUE_SECONDS:
-            self._queue, self._jobs, self._asked = ask_queue(jobs), jobs, time.monotonic()
-        fault = self._queue.fault
-        self.warnings = [f"warning: {fault}; nothing is known of jobs"] if fault else []
-        if not runs and not tunings:
-            names = ", ".join(map(str, self._named))
-            raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
-        read = (read_run(run, own, self._queue, now) for run, own in zip(runs, notes, strict=True))
-        return [*read, *(read_tuning(folder, now) for folder in tunings)]
-
-    def build_panels(self, width: int) -> list[RenderableType]:
-        """Builds a panel for each run, and a line for each warning."""
-        found = self.read_all()
-        panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
-        return [*panels, *(Text(warning, "yellow") for warning in self.warnings)]
+def read_all(named: Sequence[Path]) -> tuple[list[RunStatus | TuningStatus], list[str]]:
+    """Reads how all runs of pre-training and fine-tuning are doing; UserError where there is none. Returns a warning,
+    too, where the queue gave no answer."""
+    runs, tunings, now = find_runs(*named), find_tunings(*named), time.time()
+    if not runs and not tunings:
+        names = ", ".join(map(str, named))
+        raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
+    notes = [read_notes(run) for run in runs]
+    queue = ask_queue({own.job for own in notes if own is not None})
+    read = [read_run(run, own, queue, now) for run, own in zip(runs, notes, strict=True)]
+    warnings = [f"warning: {queue.fault}; nothing is known of jobs"] if queue.fault else []
+    return [*read, *(read_tuning(folder, now) for folder in tunings)], warnings
 
 
-def watch_runs(observer: Observer, console: Console) -> None:
+def build_panels(named: Sequence[Path], width: int) -> list[RenderableType]:
+    """Builds a panel for each run, and a line for each warning."""
+    found, warnings = read_all(named)
+    panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
+    return [*panels, *(Text(warning, "yellow") for warning in warnings)]
+
+
+def watch_runs(named: Sequence[Path], console: Console) -> None:
     """Shows the runs again and again until Ctrl-C: on a terminal in place, in a pipe one look below the other."""
     while True:
-        shown = observer.build_panels(console.width)
+        shown = build_panels(named, console.width)
         console.clear()
         console.print(*shown, Text(f"every {WATCH_SECONDS:g} s; Ctrl-C ends this", "dim"), sep="\n")
         time.sleep(WATCH_SECONDS)
@@ -109,17 +98,16 @@ def show_runs(wanted: Status, console: Console, errors: Console) -> None:
         return
     if wanted.watch and wanted.json:
         raise UserError("--watch and --json do not go together; let your script look again")
-    observer = Observer(wanted.runs)
     if wanted.watch:
-        watch_runs(observer, console)
+        watch_runs(wanted.runs, console)
     elif wanted.json:
-        content = [asdict(status) for status in observer.read_all()]
-        text = json.dumps(content, indent=1, sort_keys=True)  # in ASCII: names of files may be no text
+        found, warnings = read_all(wanted.runs)
+        text = json.dumps([asdict(status) for status in found], indent=1, sort_keys=True)  # in ASCII, as names may need
         console.print(text, markup=False, soft_wrap=True)
-        for warning in observer.warnings:
+        for warning in warnings:
             errors.print(warning, markup=False)
     else:
-        console.print(*observer.build_panels(console.width), sep="\n")
+        console.print(*build_panels(wanted.runs, console.width), sep="\n")
 
 
 def main(arguments: list[str]) -> int:

@@ -105,7 +105,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_site() -> dict[str, str]:
     """Reads the variables of Cloze and sbatch from cluster/site.env; the environment takes precedence."""
-    shown, _ = run_program(["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"])
+    shown = run_program(["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"])
     pairs = [pair.partition("=") for pair in shown.split("\0")]
     site = {name: value for name, _, value in pairs if name.startswith(OURS)}
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
@@ -241,8 +241,8 @@ def count_ranks(job: ChainJob, site: Mapping[str, str]) -> int:
     return int(nodes) * read_number(own, site.get(own) or str(sum(map(int, gpus)) or 1))
 
 
-def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[str, str]:
-    """Runs a program; returns its output and what it wrote on standard error. UserError where it fails."""
+def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Runs a program; returns its output. UserError where it fails."""
     try:
         done = subprocess.run(
             command, env=environment, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False
@@ -252,7 +252,7 @@ def run_program(command: Sequence[str], environment: Mapping[str, str] | None = 
     if done.returncode:
         told = done.stderr.strip().removeprefix("error: ")
         raise UserError(told or f"{command[0]} ended with {done.returncode} and said nothing")
-    return done.stdout, done.stderr
+    return done.stdout
 
 
 def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
@@ -281,21 +281,21 @@ def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """Calls sbatch; returns the id of the job."""
     if not shutil.which("sbatch"):
         raise UserError("no sbatch here; log in to the cluster, or see the commands with --dry-run")
-    shown, errors = run_program(command, environment)
+    shown = run_program(command, environment)
     ids = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown)
     if not ids:
-        told = shown.strip() or errors.strip() or "nothing"
-        raise UserError(f"sbatch ended well, and printed no id but: {told}\nsqueue --me shows whether it took the job")
+        told = f"sbatch ended well, and printed no id but: {shown.strip() or 'nothing'}"
+        raise UserError(f"{told}\nsqueue --me shows whether it took the job")
     return str(ids[-1])  # some sites print a greeting first
 
 
 def cancel_jobs(jobs: Sequence[str]) -> str:
     """Cancels jobs of this chain, the last first; says whether some may remain."""
+    command = ["scancel", *reversed(jobs)]
     try:
-        run_program(["scancel", *reversed(jobs)])
+        run_program(command)
     except UserError as error:
-        again = " ".join(["scancel", *reversed(jobs)])
-        return f"some may still be in the queue of this chain, since scancel failed ({error}): {again}"
+        return f"some may still be in the queue of this chain, since scancel failed ({error}): {' '.join(command)}"
     return "nothing is left in the queue of this chain"
 
 

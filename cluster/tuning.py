@@ -81,15 +81,9 @@ def _read_task(folder: Path, runs: set[str]) -> TaskStatus:
     scores = [found.score for found in done.values() if found.score is not None]
     metric = next((found.metric for found in done.values() if found.metric), "")
     begun = [name for name in runs - done.keys() if os.path.exists(folder / name / BEGUN)]
-    at_work = {name: _read_progress(folder / name) for name in begun}
+    at_work = {name: read_newest_lines(folder / name, ["step"]).get("step", {}) for name in begun}
     failed = sum(found.failed is not None for found in done.values())
     return TaskStatus(folder.name, len(runs), len(done), failed, metric, max(scores, default=None), at_work)
-
-
-def _read_progress(run: Path) -> dict[str, Any]:
-    """Reads the last record of a run's steps, with the number of its epochs."""
-    epochs = read_or(None, lambda: float(read_table(run / BEGUN)["settings"]["epochs"]))
-    return {**read_newest_lines(run, ["step"]).get("step", {}), "epochs": epochs}
 
 
 def _find_state(folder: Path, tasks: list[TaskStatus], newest: float, now: float) -> tuple[State, str]:
@@ -123,6 +117,5 @@ def build_tuning_panel(status: TuningStatus) -> RenderableType:
 def _format_progress(line: dict[str, Any]) -> str:
     if "step" not in line:
         return "begun"
-    epochs = f" of {line['epochs']:g}" if line["epochs"] is not None else ""
-    epoch = f", epoch {line['epoch']:.2f}{epochs}" if line.get("epoch") is not None else ""
+    epoch = f", epoch {line['epoch']:.2f}" if line.get("epoch") is not None else ""
     return ", ".join([f"step {line['step']:,}{epoch}", *format_seconds_left(line.get("seconds_left"))])

@@ -1,9 +1,10 @@
-"""Model inputs: texts cut into pieces and laid out as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], without padding."""
+"""Model inputs: texts cut into pieces and laid out as [CLS] A [SEP] or [CLS] A [SEP] B [SEP], in rows of different
+lengths without padding."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, Protocol
@@ -13,10 +14,59 @@ import numpy as np
 from data_prep.common.arrays import Array, ranges
 from data_prep.vocabulary.encoders.encoder import TextEncoder
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.ragged import Ragged
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Rows of different lengths, one after another."""
+
+    values: Array  # (n, …)
+    ends: Array  # (rows,) int64: where every row ends in `values`
+
+    @classmethod
+    def from_rows(cls, rows: Sequence[Array]) -> Ragged:
+        """Concatenates arrays, at least one."""
+        return cls(np.concatenate(rows), np.cumsum([len(row) for row in rows], dtype=np.int64))
+
+    @classmethod
+    def from_table(cls, values: Array) -> Ragged:
+        """Makes rows of a table (rows, length)."""
+        rows, length = values.shape
+        return cls(values.reshape(-1), length * np.arange(1, rows + 1, dtype=np.int64))
+
+    @classmethod
+    def join(cls, parts: Iterable[Ragged]) -> Ragged:
+        """Concatenates the rows of several, at least one."""
+        parts = list(parts)
+        before = np.cumsum([0, *(len(part.values) for part in parts)])
+        ends = [part.ends + offset for part, offset in zip(parts, before, strict=False)]
+        return cls(np.concatenate([part.values for part in parts]), np.concatenate(ends))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def starts(self) -> Array:
+        return np.asarray(self.ends - self.lengths)
+
+    @property
+    def lengths(self) -> Array:
+        return np.asarray(np.diff(self.ends, prepend=0))
+
+    def row(self, number: int) -> Array:
+        return self.values[self.ends[number - 1] if number else 0 : self.ends[number]]
+
+    def take(self, numbers: Array) -> Ragged:
+        """Returns these rows, in this order."""
+        return self.take_stretches(numbers, 0, self.lengths[numbers])
+
+    def take_stretches(self, numbers: Array, begins: Array | int, ends: Array) -> Ragged:
+        """Returns a slice of each of these rows, from `begins` up to `ends`."""
+        lengths = ends - begins
+        return Ragged(self.values[ranges(self.starts[numbers] + begins, lengths)], np.cumsum(lengths))
 
 
 class Sequences(NamedTuple):

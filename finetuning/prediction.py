@@ -25,11 +25,10 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError, quote
 from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.inputs import Cutter, Items
+from finetuning.inputs import Cutter, Items, Ragged
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.model.serving import ServedModel, check_int8
-from finetuning.ragged import Ragged
 from finetuning.results import MODEL
 from finetuning.running.folders import has_no_class, read_without_class
 from finetuning.running.outputs import iterate_logits, sort_outputs

@@ -63,11 +63,11 @@ WINGS = {
             "compare",
             "fetch",
         ],
-        ["session", "prediction", "demo_task", "reference"],
+        ["session", "prediction", "reference"],
         ["running"],
         ["tasks", "model", "averages"],
         ["files", "inputs", "settings"],
-        ["ragged", "results", "scale"],
+        ["results", "scale"],
     ],
 }
 """The wings of a floor of the house, from above: imports fall."""

@@ -1,10 +1,12 @@
-"""Finds the files of a task's splits by name. Needs Python alone, so that it runs on login nodes."""
+"""Finds the files of a task's splits by name, and chooses rows that are held out where there is no dev split. Needs
+Python alone, so that it runs on login nodes."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from data_prep.common.errors import UserError, quote
@@ -146,3 +148,20 @@ def find_ner(folder: Path, is_trained: bool = False) -> dict[str, list[Path]]:
     """Finds the files of CoNLL-2003, or of data with its file names, by split; UserError where a needed one is
     missing."""
     return _find_needed(folder, NER_FILES, is_trained)
+
+
+def choose_held_out(place: Path, texts: Iterable[str], share: float, what: str) -> tuple[list[bool], str]:
+    """Marks the texts of a file that are held out, at least one and not all, and returns a note that calls them `what`.
+
+    The choice depends on hashes of the texts, not on their order: equal texts stay together, and added texts move few.
+    """
+    keys = [hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest() for text in texts]
+    if len(keys) < 2:
+        raise UserError(f"{place}: one row alone, of which none can be held out to be scored; add rows, or a dev split")
+    count = min(max(1, round(share * len(keys))), len(keys) - 1)
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    chosen = [key <= keys[order[count - 1]] for key in keys]  # equal texts stay together
+    if all(chosen):
+        held = {*order[:count]}
+        chosen = [number in held for number in range(len(keys))]
+    return chosen, f"{place}: {sum(chosen):,} of its {len(keys):,} {what} are held out from training and scored"

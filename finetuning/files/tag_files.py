@@ -7,7 +7,6 @@ its documents, it does so by a sentence that begins with -DOCSTART-.
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 from data_prep.common.errors import UserError
 from data_prep.readers.reader import unpacked_name
 from data_prep.readers.tables import open_parquet, read_objects, read_text
-from finetuning.files.held_out import choose_held_out
+from finetuning.files.splits import choose_held_out
 
 HUB_TAGS = ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC")
 """Tags of CoNLL-2003 on the Hugging Face hub by number, for files that do not name them."""
@@ -89,7 +88,10 @@ def hold_out(place: Path, sentences: Sequence[Sentence], share: float) -> tuple[
         units[-1].append(sentence)
     texts = (" ".join(word for sentence in unit for word in sentence.words) for unit in units)
     chosen, note = choose_held_out(place, texts, share, "documents" if by_document else "sentences")
-    train, dev = (list(itertools.chain(*itertools.compress(units, keep))) for keep in (~chosen, chosen))
+    train, dev = (
+        [sentence for unit, is_held in zip(units, chosen, strict=True) if is_held is wanted for sentence in unit]
+        for wanted in (False, True)
+    )
     return train, dev, note
 
 

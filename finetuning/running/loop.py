@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from functools import partial
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pydantic import BaseModel
 from torch import Tensor
@@ -19,8 +19,15 @@ from finetuning.results import ModelScores
 from finetuning.running.base import Base, Run
 from finetuning.running.batches import TaskBatches, TrainingBatches
 from finetuning.running.folders import keep_model
-from finetuning.running.kept import keep_activations
-from finetuning.running.outputs import BrokenError, Outputs, add_certainty, compute_outputs, name_shortage, score_splits
+from finetuning.running.outputs import (
+    BrokenError,
+    Outputs,
+    add_certainty,
+    compute_outputs,
+    keep_activations,
+    name_shortage,
+    score_splits,
+)
 from finetuning.running.records import ScoreRecord, TuningStep
 from pretraining.checkpoint.loop import Loop
 from pretraining.checkpoint.reading import find_newest_whole, restore_engine, restore_model
@@ -50,10 +57,6 @@ class TuningState(BaseModel):
     """The step of the last evaluation."""
     kept: ModelScores = ModelScores()
     """The scores of the kept weights."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Returns the state for a checkpoint's record."""
-        return self.model_dump()
 
 
 CONTINUES = "the same command goes on from the last checkpoint"
@@ -170,7 +173,7 @@ class Tuner(Loop):
             self.stop(decision)
         self.score_where_due()
         if self.settings.checkpoints.saves_at(step) and not self.is_over:
-            self.write_checkpoint(step, self.state.as_json())
+            self.write_checkpoint(step, self.state.model_dump())
         self.saver.report()
 
     def is_logged(self, step: int) -> bool:
@@ -246,5 +249,5 @@ class Tuner(Loop):
 
     def stop(self, decision: Decision) -> NoReturn:
         """Saves and ends the run early."""
-        self.write_checkpoint(self.state.step, self.state.as_json())
+        self.write_checkpoint(self.state.step, self.state.model_dump())
         self.end(decision, self.state.step, f"{self.run.folder}: ")

@@ -1,9 +1,15 @@
-"""Computes logits, in training over all ranks or for any items alone, and scores them."""
+"""Computes logits, in training over all ranks or for any items alone, and scores them; and the activations of frozen
+encoders, which are the same in every epoch, so that they are computed once and kept in memory.
+
+Every rank keeps the activations of all items, since an epoch may give it any of them. A start computes them in the same
+batches as the start before it, so that a run that was stopped continues exactly.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +21,12 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import SharedError, UserError
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import dotted, toml_value
-from finetuning.inputs import Items
+from finetuning.inputs import Encoded, Items, Ragged
+from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.ragged import Ragged
 from finetuning.results import Figures, ModelScores
 from finetuning.running.base import read_fine_tuned
-from finetuning.running.batches import make_evaluation_batches
+from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.architectures.weights import Kind
@@ -30,7 +36,7 @@ from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task
 from pretraining.processes.context import Context
-from pretraining.processes.group import exchange, shared_errors
+from pretraining.processes.group import exchange, gather, shared_errors
 from pretraining.processes.stopping import StoppedError
 
 Outputs = dict[str, Ragged]
@@ -159,3 +165,66 @@ def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
     known, given = read_task(folder), {*map(dotted, parse_overrides(overrides)[0])}
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]
+
+
+@dataclass(frozen=True)
+class KeptItems(Items):
+    """The items of a split with their activations."""
+
+    items: Items
+    activations: Tensor  # (rows of all items, k, W)
+    rows: Ragged
+    """The rows of every item: one for each piece, or for each tagged word."""
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def encode(self, numbers: Array) -> Encoded:
+        """Makes model inputs of these items."""
+        return replace(self.items.encode(numbers), kept=self.read)
+
+    def read(self, numbers: Array) -> Tensor:
+        """Reads the activations (r, k, W) of these items, one after another."""
+        return self.activations[torch.from_numpy(self.rows.take(numbers).values)]
+
+
+def keep_activations(
+    splits: Mapping[str, Items],
+    frozen: FrozenEncoders,
+    dtype: torch.dtype,
+    limit: float,
+    context: Context,
+    say: Callable[[str], None],
+) -> Mapping[str, Items]:
+    """Returns the items with their activations; unchanged if those of all ranks of a machine take more than `limit`,
+    in 10⁹ bytes. All ranks call it together."""
+    rows = {split: count_rows(items) for split, items in splits.items()}
+    values = frozen.count * frozen.width * sum(map(len, (each.values for each in rows.values())))
+    size = values * dtype.itemsize * max(gather(context.world.local_size)) / 1e9
+    what = f"activations of {', '.join(splits)} take {size:,.3g} GB of memory"
+    if size > limit:
+        say(f"{what}, more than --features.cache_gb {limit:g}: they are computed again in every epoch")
+        return splits
+    say(f"{what}, and are computed once")
+    return {split: compute_activations(items, rows[split], frozen, dtype, context) for split, items in splits.items()}
+
+
+def count_rows(items: Items) -> Ragged:
+    """Numbers the rows that frozen encoders compute for every item: its pieces, or its tagged words."""
+    encoded = (encoded for _, encoded in encode_in_order(items))
+    lengths = [count_pieces(each) if each.words is None else each.words.lengths for each in encoded]
+    ends = np.cumsum(np.concatenate([np.zeros(0, np.int64), *lengths]))
+    return Ragged(np.arange(ends[-1] if len(ends) else 0), ends)
+
+
+def compute_activations(
+    items: Items, rows: Ragged, frozen: FrozenEncoders, dtype: torch.dtype, context: Context
+) -> KeptItems:
+    """Computes the activations of all items; GivenUpError if a signal asks to stop."""
+    kept = torch.empty(len(rows.values), frozen.count, frozen.width, dtype=dtype)
+    for numbers, encoded in encode_in_order(items):
+        for chosen in split_by_pieces(np.arange(len(encoded)), count_pieces(encoded)):
+            give_up_if_asked(context)
+            batch = pack(encoded, chosen, numbers).to(context.device)
+            kept[torch.from_numpy(rows.take(numbers[chosen]).values)] = frozen.compute_rows(batch, dtype).cpu()
+    return KeptItems(items, kept, rows)

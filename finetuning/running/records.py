@@ -42,16 +42,12 @@ class TuningStep(LogRecord):
         return {**figures, **own, **speed}
 
     def line(self) -> str:
-        parts = [format_steps(self.step, self.total_steps), f"epoch {self.epoch:.2f}", *self._losses(), *self._pace()]
-        return "  ".join([*parts, *format_seconds_left(self.speed.seconds_left)])
-
-    def _losses(self) -> list[str]:
-        language = [] if self.language_loss is None else [f"language {self.language_loss:.4f}"]
-        return [f"loss {self.loss:.4f}", *language]
-
-    def _pace(self) -> list[str]:
-        norm = [] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]
-        return [f"lr {self.learning_rate:.2e}", *norm, f"{format_number(self.items_per_second)} items/s"]
+        language = "" if self.language_loss is None else f"  language {self.language_loss:.4f}"
+        norm = "" if self.gradient_norm is None else f"  norm {self.gradient_norm:.2f}"
+        losses = f"epoch {self.epoch:.2f}  loss {self.loss:.4f}{language}"
+        pace = f"lr {self.learning_rate:.2e}{norm}  {format_number(self.items_per_second)} items/s"
+        steps, left = format_steps(self.step, self.total_steps), format_seconds_left(self.speed.seconds_left)
+        return "  ".join([steps, losses, pace, *left])
 
 
 @dataclass(frozen=True)

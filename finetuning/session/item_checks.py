@@ -6,7 +6,6 @@ lengths.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -83,18 +82,13 @@ def _quote_text(seen: Seen, item: int) -> str:
 def find_cut(splits: Mapping[str, Seen]) -> Iterator[str]:
     """Yields lines on texts that are cut off: how many of a split, or of a sample of it, and the share of pieces that
     is lost."""
-    told: dict[str, list[str]] = defaultdict(list)
     for split, seen in splits.items():
         chosen = np.sort(np.random.default_rng(0).permutation(len(seen))[:SAMPLE])
         for lengths in seen.lengths if len(chosen) else ():
             pieces = lengths.measure(chosen)
             cut = pieces[pieces > lengths.limit]
-            if lengths.cuts and len(cut):
-                share, lost = len(cut) / len(pieces), np.sum(cut - lengths.limit) / pieces.sum()
+            if len(cut):
+                lost = np.sum(cut - lengths.limit) / pieces.sum()
                 sample = ", a sample" * (len(chosen) < len(seen))
-                told[f"{lengths.what} longer than {lengths.setting} = {lengths.limit}"].append(
-                    f"{len(cut):,} of {len(pieces):,} of {split}{sample} "
-                    f"({share:.1%}; {lost:.1%} of all pieces; the longest has {pieces.max():,})"
-                )
-    for what, said in told.items():
-        yield f"{what} are cut off: {', '.join(said)}"
+                what = f"{lengths.what} longer than {lengths.setting} = {lengths.limit} are cut off"
+                yield f"{what}: {len(cut):,} of {len(pieces):,} of {split}{sample} ({lost:.1%} of all pieces)"

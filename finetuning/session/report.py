@@ -1,15 +1,19 @@
-"""The plan of a command of fine-tuning, its results.json and its tables of results."""
+"""The plan of a command of fine-tuning, its results.json, and its tables and charts of results."""
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.console import RenderableType
 
+from data_prep.common.arrays import Array
 from data_prep.common.errors import quote
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
@@ -27,6 +31,11 @@ from finetuning.session.workers import MachineShare
 from finetuning.settings import FineTuning, Varies
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
+from pretraining.reporting.figures import BLUE, GREY, draw, new_figure, smooth
+from pretraining.reporting.metrics_file import METRICS, read_all_records
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def build_plan(
@@ -153,8 +162,10 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
     scores = make_table("task", "split", ">items", "score of the best run", "± by chance")
     for result in results:
-        for row in list_rows(result.runs):
-            runs.add_row(result.task, *row)
+        for name, run in sorted(result.runs.items(), key=lambda own: (own[1].score is None, -(own[1].score or 0.0))):
+            took = "" if run.seconds is None else duration(run.seconds)
+            flag = "failed" if run.failed else "degenerate" * run.degenerate
+            runs.add_row(result.task, name, format_percent(run.score), took, flag)
         lowest, highest = result.spread or (None, None)
         figures = map(format_percent, (result.score, result.mean, result.median, lowest, highest))
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
@@ -166,9 +177,6 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     yield from describe_averages(every)
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
-        for text, names in (("the same answer for every item", result.degenerate), ("failed", result.failed)):
-            if names:
-                yield f"{result.task}: {len(names)} of {len(result.runs)} runs: {text}: {', '.join(names)}"
         own = out / result.task
         if result.unanswered:
             late = f"{', '.join(result.unanswered)} is new or has changed since the best run, which has not answered it"
@@ -193,10 +201,44 @@ def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:
             yield f"no {average.name} of all tasks: {', '.join(average.missing)} missing"
 
 
-def list_rows(runs: Mapping[str, RunResult]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields rows on the runs of a task, the best first: name, score, time, and a flag."""
-    names = sorted(runs, key=lambda name: (runs[name].score is None, -(runs[name].score or 0.0)))
-    for name in names:
-        run = runs[name]
-        flag = "failed" if run.failed else "degenerate" * run.degenerate
-        yield name, format_percent(run.score), "" if run.seconds is None else duration(run.seconds), flag
+def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, title: str) -> Figure:
+    """Draws the loss by step and the score by epoch of all runs, from their metrics.jsonl; the best run in colour and
+    with every split."""
+    figure = new_figure(3.6)
+    left, right = figure.subplots(1, 2)
+    for name in sorted(metrics, key=lambda run: run == best):  # the best comes last, on top
+        records = list(read_all_records(metrics[name]))
+        color, width, above = (BLUE, 2.0, 3) if name == best else (GREY, 1.0, 2)
+        steps, losses = _read_column(records, "step", "loss")
+        left.plot(steps, losses, color=color, alpha=0.25, linewidth=0.6)
+        left.plot(steps, smooth(losses, 1 + len(losses) // 20), color=color, linewidth=width, zorder=above)
+        scored = [key for record in records for key in record if key.endswith(f"/{metric}")]
+        for split, style in zip(dict.fromkeys(scored) if name == best else scored[:1], ("-", "--", ":"), strict=False):
+            epochs, scores = _read_column(records, "epoch", split)
+            label = split.removesuffix(f"/{metric}") if name == best else None
+            line = {"color": color, "linewidth": width, "linestyle": style, "marker": "o", "markersize": 2 * width}
+            right.plot(epochs, 100 * scores, zorder=above, label=label, **line)
+    left.set(xlabel="step", ylabel="loss of training")
+    right.set(xlabel="epoch", ylabel=f"{metric} × 100")
+    if right.get_legend_handles_labels()[1]:
+        right.legend(frameon=False)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    colours = f"\nblue: {best}, grey: the other runs" if best and len(metrics) > 1 else ""
+    figure.suptitle(title + colours, fontsize=11)
+    return figure
+
+
+def _read_column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tuple[Array, Array]:
+    """Returns the finite values of a figure in the records that have it, and their places along the axis."""
+    pairs = [(record[along], record[name]) for record in records if record.get(name) is not None]
+    found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
+
+
+def draw_task(folder: Path, result: TaskResult) -> list[str]:
+    """Draws the losses and scores of a task's runs into curves.png; returns a line if that failed, which fails nothing
+    else."""
+    metrics = {name: path for name in result.runs if (path := folder / name / METRICS).exists()}
+    curves = partial(draw_curves, metrics, result.best, result.metric, result.task)
+    return draw(folder / "curves.png", curves) if metrics else []

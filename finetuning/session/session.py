@@ -37,7 +37,6 @@ from finetuning.running.base import RUNS, Base, Run, find_model, find_order, lis
 from finetuning.running.folders import refuse_without_class
 from finetuning.running.outputs import list_layout_overrides
 from finetuning.session import report, workers
-from finetuning.session.charts import draw_task
 from finetuning.session.flags import TuningFlags
 from finetuning.session.item_checks import check_items
 from finetuning.settings import FORM, load_settings
@@ -216,15 +215,11 @@ class Session:
                 search.remove_worse_models(run.folder.parent)
             gc.collect()
 
-    def _epochs_after(self, run: Run) -> float:
-        """Estimates the epochs of the other unfinished runs of the task, divided by the runs at a time."""
-        others = [other for other in self.runs[run.task.name] if other is not run and other.trains]
-        return sum(other.settings.epochs for other in others if not other.is_done) / self.sharing.jobs
-
     def _describe_left(self, run: Run, seconds: float) -> str:
-        """Formats the time left for the other runs of the task, given the seconds of this one."""
-        after = self._epochs_after(run)
-        return f"\n  {duration(seconds / run.settings.epochs * after)} left for {run.task.name}" if after else ""
+        """Formats the time left for the unfinished runs of the task, given the seconds of this one."""
+        left = [other.settings.epochs for other in self.runs[run.task.name] if other.trains and not other.is_done]
+        seconds_left = seconds / run.settings.epochs * sum(left) / self.sharing.jobs
+        return f"\n  {duration(seconds_left)} left for {run.task.name}" if left else ""
 
     def _write_results(self) -> None:
         """Writes, draws and prints the results of all tasks."""
@@ -234,10 +229,8 @@ class Session:
         ]
         every = report.read_all_results(results, self.out, self.base.identity)
         report.write_results(every, self.out)
-        for task, result in zip(self.tasks, results, strict=True):
-            for warning in draw_task(task, self.out / task.name, result):
-                self._print(warning)
-        for part in report.build_summary(results, self.out, every):
+        warnings = chain(*(report.draw_task(self.out / result.task, result) for result in results))
+        for part in (*warnings, *report.build_summary(results, self.out, every)):
             self._print(part)
         self.flags.finish(self.out, self.tasks, self.console)
         if lost := [result.task for result in results if result.best is None]:

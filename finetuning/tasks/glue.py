@@ -15,7 +15,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.readers.tables import read_parquet, read_tsv
 from finetuning.files import splits
-from finetuning.ragged import Ragged
+from finetuning.inputs import Ragged
 from finetuning.tasks import scores
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_tsv, join_items, read_classes, read_scores
 from finetuning.tasks.task import Setup

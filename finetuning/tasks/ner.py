@@ -22,11 +22,10 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_ner, name_files
 from finetuning.files.tag_files import DOCUMENT, HUB_TAGS, Fields, Sentence, hold_out, read_sentences
-from finetuning.inputs import Cutter, Encoded, Items
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Items, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import Certainty, ClassCounts, bootstrap_spreads, count_answers, describe_classes
-from finetuning.tasks.task import Column, Compared, PieceLengths, Seen, Setup, Task
+from finetuning.tasks.task import Column, Seen, Setup, Task
 from pretraining.architectures.weights import TaskHead
 
 OUTSIDE = "O"
@@ -80,11 +79,6 @@ class TaggedWords(Items):
         labels = None if self.words.tags is None else Ragged(self.words.tags[tagged], ends_tagged)
         sequences = self._cutter.lay_out(Ragged(pieces, ends), None, self._length)
         return Encoded(sequences, labels, Ragged(places, ends_tagged))
-
-    def measure_whole(self, numbers: Array) -> Array:
-        """Returns the pieces of these sentences' sequences undivided, without context."""
-        ends = self._before[self.words.sentence_ends]
-        return np.asarray(2 + np.diff(ends, prepend=0)[numbers])
 
     @cached_property
     def _pieces(self) -> Ragged:
@@ -199,8 +193,7 @@ class Tagging(Task):
         if self._by_entity:
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
         answers = [each.tobytes() for each in np.split(tags, ends[:-1])]
-        lengths = PieceLengths("sentences", "length", self._length, self._items[split].measure_whole, cuts=False)
-        return Seen((texts,), answers, (lengths,), counts)
+        return Seen((texts,), answers, counts=counts)
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores entities, right if their words and type are, as the official conlleval does; and words."""
@@ -235,11 +228,6 @@ class Tagging(Task):
         return Certainty(len(starts), bootstrap_spreads(len(starts), figures), describe_classes(names, counts))
 
     @property
-    def _written(self) -> list[str]:
-        """The tags as predictions have them, where blanks part columns."""
-        return [BLANKS.sub("_", label) for label in self.head.labels]
-
-    @property
     def _types(self) -> list[str]:
         """The types of entities."""
         return sorted({label[2:] for label in self.head.labels if label != OUTSIDE})
@@ -261,23 +249,16 @@ class Tagging(Task):
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes a word a line with its true tag, if known, and the predicted one, as conlleval reads them."""
         words = self._items[split].words
-        columns = [[BLANKS.sub("_", word) for word in words.texts]]
+        written, labels = ([BLANKS.sub("_", text) for text in texts] for texts in (words.texts, self.head.labels))
+        columns = [written]
         for tags in (words.tags, outputs.values.argmax(1)):
             if tags is not None:
-                columns.append(np.array(self._written)[tags].tolist())
+                columns.append(np.array(labels)[tags].tolist())
         lines = [" ".join(row) + "\n" for row in zip(*columns, strict=True)]
         for end in words.sentence_ends.tolist():
             lines[end - 1] += "\n"
         with replacing(name_predictions_file(folder, split, ".txt")) as file:
             file.write("".join(lines).encode(errors="replace"))
-
-    def read_compared(self, split: str, folder: Path) -> Compared:
-        """Reads the written tags of a split."""
-        text = name_predictions_file(folder, split, ".txt").read_text("utf-8")
-        rows = [line.split(" ") for line in text.split("\n") if line]
-        numbers = {name: number for number, name in enumerate(self._written)}
-        right, said = (np.array([numbers[row[column]] for row in rows], np.int64) for column in (1, 2))
-        return Compared(right, said, self.head.labels)
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
         return {"length": self._length, "fields": [self._field], "document_context": self._context}

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from data_prep.common.arrays import Array
-from finetuning.ragged import Ragged
+from finetuning.inputs import Ragged
 from finetuning.results import ClassFigures
 from pretraining.architectures.weights import Kind, TaskHead
 

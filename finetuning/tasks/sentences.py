@@ -14,15 +14,14 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
-from data_prep.readers.tables import TextTable, read_tsv
-from finetuning.files.held_out import choose_held_out
-from finetuning.inputs import Cutter, Encoded
-from finetuning.ragged import Ragged
+from data_prep.readers.tables import TextTable
+from finetuning.files.splits import choose_held_out
+from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.scale import ScoreScale
 from finetuning.tasks import scores
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, describe_classes, estimate_share_spread
-from finetuning.tasks.task import Column, Compared, PieceLengths, Seen, Task
+from finetuning.tasks.task import Column, PieceLengths, Seen, Task
 from pretraining.architectures.weights import TaskHead
 
 Held = TypeVar("Held", bound="SentenceItems")
@@ -145,16 +144,6 @@ class SentenceTask(Task):
         with replacing(name_predictions_file(folder, split, ".tsv")) as file:
             file.write(format_predictions(self.head, outputs.values))
 
-    def read_compared(self, split: str, folder: Path) -> Compared | None:
-        """Reads the written answers to a split; None for scores and for several labels of an item."""
-        labels = self.dev[split].labels
-        if self.head.kind in ("labels", "score") or labels is None:
-            return None
-        table = read_tsv(name_predictions_file(folder, split, ".tsv"))
-        names = table.names[2:]
-        numbers = {name: number for number, name in enumerate(names)}
-        return Compared(labels[:, 0], read_classes(table, "prediction", numbers)[:, 0], names)
-
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
         """Describes the layout of text."""
         return {"length": self.train.length, "fields": list(self.fields)}
@@ -171,7 +160,7 @@ def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict
     """Divides the items of a training file into training and dev items; returns them with a note for the user."""
     whole = items["train"]
     chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share, "rows")
-    parts = {"train": whole.take(np.flatnonzero(~chosen)), "dev": whole.take(np.flatnonzero(chosen))}
+    parts = {"train": whole.take(np.flatnonzero(np.invert(chosen))), "dev": whole.take(np.flatnonzero(chosen))}
     return parts | {split: each for split, each in items.items() if split != "train"}, note
 
 

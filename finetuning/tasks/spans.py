@@ -12,8 +12,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from finetuning.inputs import Cutter, Encoded
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.settings import FineTuning, Spans
 
 SPARE = 5
@@ -60,10 +59,6 @@ class TextWindows:
     def measure_questions(self, numbers: Array) -> Array:
         """Returns the pieces of these questions, of which `spans.question` are kept."""
         return self.cutter.cut_texts([self.asked[number] for number in numbers.tolist()]).lengths
-
-    def measure_whole(self, numbers: Array) -> Array:
-        """Returns the pieces of these questions' sequences if they had the whole text."""
-        return np.asarray(self.questions.lengths[numbers] + self.pieces.lengths[self.context[numbers]] + self.marks)
 
     @cached_property
     def pieces(self) -> Ragged:

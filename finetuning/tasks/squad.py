@@ -13,8 +13,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
 from finetuning.files.splits import name_files
-from finetuning.inputs import Cutter, Encoded
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.results import Figures
 from finetuning.settings import FineTuning
 from finetuning.tasks import squad_rules as rules
@@ -47,8 +46,6 @@ def open_squad(version: Version, train: Path | None, dev: Path | None, setup: Se
         notes.append(f"{train}: {told} are held out from training and scored")
     placed, lost = _keep_placed(learned)
     notes += lost
-    if version == "2.0" and learned and all(each.golds for each in learned):
-        notes.append("every question of train has an answer: a model learns nothing of those without from SQuAD 1.1")
     return SquadTask(version, placed, asked, setup, notes)
 
 
@@ -150,10 +147,8 @@ class SquadTask(Task):
     def describe_split(self, split: str) -> Seen:
         """Describes the questions of a split with their texts."""
         questions, items = self._get_questions(split)
-        lengths = (
-            PieceLengths("questions", "spans.question", self.settings.spans.question, items.measure_questions),
-            PieceLengths("texts with their questions", "length", self.settings.length, items.measure_whole, cuts=False),
-        )
+        limit = self.settings.spans.question
+        lengths = (PieceLengths("questions", "spans.question", limit, items.measure_questions),)
         answers = [tuple(gold.text for gold in each.golds) for each in questions]
         answered = sum(map(bool, answers))
         counts = {"answered": answered, "without an answer": len(answers) - answered} if self.version == "2.0" else {}

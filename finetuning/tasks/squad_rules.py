@@ -85,8 +85,8 @@ def evaluate_1(questions: Iterable[Question], predictions: Mapping[str, str]) ->
         score_answer("1.1", question, predictions[question.id]) if question.id in predictions else (0.0, 0.0)
         for question in questions
     ]
-    exact, f1 = zip(*scores, strict=True)
-    return {"exact_match": 100.0 * sum(exact) / len(scores), "f1": 100.0 * sum(f1) / len(scores)}
+    found = _average_scores(scores, "")
+    return {"exact_match": found["exact"], "f1": found["f1"]}
 
 
 def evaluate_2(

@@ -9,8 +9,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.readers.tables import TextTable, read_table
 from finetuning.files.splits import find_swag, name_files
-from finetuning.inputs import Encoded
-from finetuning.ragged import Ragged
+from finetuning.inputs import Encoded, Ragged
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, hold_out, join_items, read_classes
 from finetuning.tasks.task import Setup
 from pretraining.architectures.weights import TaskHead

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.common.arrays import Array
-from finetuning.inputs import Cutter, Items
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Items, Ragged
 from finetuning.results import Figures
 from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning
@@ -20,7 +19,7 @@ from pretraining.architectures.weights import TaskHead
 
 
 class PieceLengths(NamedTuple):
-    """The lengths of a part of the items, in pieces, and their limit."""
+    """The lengths of a part of the items, in pieces, and the limit beyond which they are cut off."""
 
     what: str
     """`texts`, `questions`."""
@@ -29,8 +28,6 @@ class PieceLengths(NamedTuple):
     limit: int
     measure: Callable[[Array], Array]
     """Returns the pieces of the sequences of these items before they are cut."""
-    cuts: bool = True
-    """Whether pieces beyond the limit are lost, rather than read in parts."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,8 @@ class Seen:
     """Columns of texts; a row of them is an item."""
     answers: Sequence[Hashable]
     """The right answer to every item, to find equal texts with other answers."""
-    lengths: tuple[PieceLengths, ...]
+    lengths: tuple[PieceLengths, ...] = ()
+    """Of what may be cut off, rather than read in parts."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Items of each class, label or type of entity; empty where there are none."""
 
@@ -62,15 +60,6 @@ class Setup:
     trained: TaskHead | None = None
     """The head of a trained model that is only scored. Training files may then be missing: dev stands in for them, and
     the labels are the model's."""
-
-
-class Compared(NamedTuple):
-    """Right and predicted answers to the items of a split, or to their words."""
-
-    right: Array
-    said: Array
-    names: tuple[str, ...]
-    """The names of the classes that `right` and `said` number."""
 
 
 class Task(ABC):
@@ -124,10 +113,6 @@ class Task(ABC):
     @abstractmethod
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes the predictions for a split of `dev` or `test` into this folder."""
-
-    def read_compared(self, split: str, folder: Path) -> Compared | None:  # noqa: ARG002
-        """Reads the written predictions for a split of `dev`, for a chart; None for a task without one."""
-        return None
 
     @abstractmethod
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:

@@ -39,6 +39,12 @@ class PairCount:
     right: int
     pairs: int
 
+    @classmethod
+    def from_scores(cls, scores: Array) -> PairCount:
+        """Counts pairs by the scores (pairs, 2) of both sentences, without those that lack one."""
+        scored = np.isfinite(scores).all(axis=1)
+        return cls(int((are_right(scores) & scored).sum()), int(scored.sum()))
+
     @property
     def accuracy(self) -> float:
         return self.right / self.pairs
@@ -75,16 +81,12 @@ class Asked:
             longest=longest,
         )
 
-    def list_left_out(self) -> Iterator[str]:
-        """Lists lines on pairs without a score."""
+    def list_doubts(self) -> Iterator[str]:
+        """Lists lines on pairs without a score, and on others that cannot be right."""
         counts = {f"more than {self.longest} pieces": self.too_long, "no piece": self.without_pieces}
         for what, count in counts.items():
             if count:
                 yield f"pairs with {what} in a sentence: {count:,}; they are left out"
-
-    def list_doubts(self) -> Iterator[str]:
-        """Lists lines on all pairs that cannot be right."""
-        yield from self.list_left_out()
         if self.equal:
             yield f"pairs of two equal sentences: {self.equal:,}; they count as wrong"
 
@@ -128,19 +130,13 @@ def are_right(scores: Array) -> Array:
     return scores[:, 0] > scores[:, 1]
 
 
-def are_scored(scores: Array) -> Array:
-    """Whether both sentences of each pair have a score."""
-    return np.asarray(np.isfinite(scores).all(axis=1))
-
-
-def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, PairCount]:
+def count_right(names: Sequence[str], scores: Array) -> dict[str, PairCount]:
     """Counts right pairs by name, such as their paradigm, in the order of first appearance, without unscored pairs."""
-    kinds, numbers = np.unique(np.array(names, dtype=object), return_inverse=True)
-    counts = np.bincount(numbers, scored).astype(int).tolist()
-    rights = np.bincount(numbers, right & scored).astype(int).tolist()
-    first = {name: place for place, name in reversed(list(enumerate(names)))}
-    found = {name: PairCount(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
-    return dict(sorted(found.items(), key=lambda item: first[item[0]]))
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    found = {name: PairCount.from_scores(scores[own]) for name, own in places.items()}
+    return {name: count for name, count in found.items() if count.pairs}
 
 
 def split_pairs(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:

@@ -35,16 +35,7 @@ from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
-from pretraining.scoring.pairs import (
-    Asked,
-    Pair,
-    PairCount,
-    are_right,
-    are_scored,
-    list_sentences,
-    read_pairs,
-    take_pairs,
-)
+from pretraining.scoring.pairs import Asked, Pair, PairCount, list_sentences, read_pairs, take_pairs
 from pretraining.scoring.sentences import Scorer, SentenceCutter
 from pretraining.scoring.validation import sum_losses
 from pretraining.training.micro_batch import MicroBatches
@@ -252,6 +243,4 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     engine.deepspeed.train()
     shared = torch.from_numpy(found).to(engine.device)
     dist.all_reduce(shared, group=mesh.data_group)
-    scores = shared.cpu().numpy().reshape(-1, 2)
-    scored = are_scored(scores)
-    return PairCount(int((are_right(scores) & scored).sum()), int(scored.sum()))
+    return PairCount.from_scores(shared.cpu().numpy().reshape(-1, 2))

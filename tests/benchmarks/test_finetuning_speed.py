@@ -22,7 +22,7 @@ from benchmarks.fine_tuning import (
     summarise,
 )
 from data_prep.common.errors import UserError
-from finetuning.ragged import Ragged
+from finetuning.inputs import Ragged
 from finetuning.tasks.sentences import SentenceItems
 
 ITEMS = SentenceItems(CUTTER, 12, (["a b", "c", "d e f"], ["g", "h i", "j"]), np.array([[0], [1], [1]]))

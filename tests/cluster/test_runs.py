@@ -20,8 +20,7 @@ from support.processes import wait_for
 from support.run_folders import Look, end, make_running, note, shown, start, status, strip
 from support.training import ENDLESS, Place, launch, records, stopped_at
 
-from cluster.jobs import JOBS
-from cluster.runs import find_runs
+from cluster.runs import JOBS, find_runs
 from data_prep.common.codes import ENDED
 from data_prep.common.files import read_json, write_json
 from data_prep.common.locks import LOCK
@@ -180,7 +179,7 @@ def test_fine_tuning_says_how_far_it_is_and_what_it_has_scored(tmp_path: Path, l
     assert f"{out}  running\n" in text
     for told in ("3 of 5 runs done", "2 of 3 runs, best accuracy 70.0\n", "1 of 2 runs, 1 failed\n"):
         assert told in text
-    assert "seed3: step 120, epoch 1.50 of 3, 1 m 00 s left\n" in text
+    assert "seed3: step 120, epoch 1.50, 1 m 00 s left\n" in text
     (out / LOCK).write_text(f"process 4194305 on {os.uname().nodename}")
     assert f"{out}  gone  process 4194305 on " in look(out)
     end = {"code": 2, "reason": "no room", "rank": 0, "time": "2099-01-01T00:00:00+00:00"}

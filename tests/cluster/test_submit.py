@@ -260,13 +260,13 @@ def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, word
 def arguments_checked(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Checks arguments in a process that has PyTorch loaded; the variables of a site with a Python and two ranks."""
 
-    def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> tuple[str, str]:
+    def run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
         if "pretraining/train.py" not in command:
             return run_program(command, variables)
         done = processes.run_program(command[1], command[2:], Path.cwd(), 90.0, **(variables or {}))
         if done.code:
             raise UserError(done.errors)
-        return done.output, done.errors
+        return done.output
 
     monkeypatch.setattr("cluster.submit.run_program", run)
     two = "--nodes=2 --gpus-per-node=1"

@@ -18,7 +18,6 @@ from support.transformers_models import PIECES, leave_out_checksums, their_model
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import run_pairs
-from finetuning.session import minimal_pairs
 from pretraining import evaluate
 from pretraining import train as train_entry
 from pretraining.checkpoint.models import StoredModel
@@ -53,7 +52,7 @@ def pairs(shared: Place) -> Path:
 @pytest.fixture
 def known_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody measures anew how fast this machine multiplies, which takes most of what scoring few pairs does."""
-    monkeypatch.setattr(minimal_pairs, "measure_flops", lambda *_: 1e12)
+    monkeypatch.setattr(run_pairs, "measure_flops", lambda *_: 1e12)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +208,7 @@ def test_a_mask_is_filled(run: Path) -> None:
 def test_pairs_go_on_where_they_were_stopped(
     run: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(minimal_pairs, "PART", 8)
+    monkeypatch.setattr(run_pairs, "PART", 8)
     command = ["--model", str(run), "--pairs", str(pairs), "--out"]
     assert run_pairs.main([*command, str(tmp_path / "straight")]) == 0
     score, asked = Scorer.score, []

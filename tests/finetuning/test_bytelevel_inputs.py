@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from data_prep.vocabulary.kinds.bytelevel import KIND
 from data_prep.vocabulary.vocabulary import Vocabulary
-from finetuning.inputs import Cutter
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Ragged
 from pretraining.scoring.sentences import SentenceCutter
 
 FIRST, SECOND = ["The naïve river.", "It isn't far!"], ["A bank, 1990.", "the river's bank"]

@@ -17,9 +17,8 @@ from support.tasks import CUTTER
 from support.website import CONTENT, OTHER, Site, arguments, names
 
 from data_prep.readers.formats import demo
-from finetuning import demo_task, fetch
-from finetuning.demo_task import find_package
-from finetuning.fetch import main
+from finetuning import fetch
+from finetuning.fetch import find_package, main
 from finetuning.files.splits import find_glue
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
@@ -144,8 +143,8 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in sorted((folder / "few" / "small").iterdir())[2:]:
         path.unlink()
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(folder))
-    monkeypatch.setattr(demo_task, "PACKAGES", 2)
-    monkeypatch.setattr(demo_task, "COUNTS", {"train": 40, "dev": 20})
+    monkeypatch.setattr(fetch, "PACKAGES", 2)
+    monkeypatch.setattr(fetch, "COUNTS", {"train": 40, "dev": 20})
     return folder
 
 
@@ -177,7 +176,7 @@ def test_splits_are_balanced_of_different_modules_and_say_no_answer(packages: Pa
 
 
 def test_too_little_text_is_said(packages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo_task, "COUNTS", {"train": 10**4, "dev": 20})
+    monkeypatch.setattr(fetch, "COUNTS", {"train": 10**4, "dev": 20})
     said = run_main(main, "demo", "--out", tmp_path / "task", code=2)
     assert "0 of the installed packages have enough documentation strings" in said
     assert not (tmp_path / "task").exists()

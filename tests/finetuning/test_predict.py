@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, BertForMaskedLM
 from data_prep.common.files import write_json
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
+from finetuning.inputs import Ragged
 from finetuning.prediction import FineTuned, load
-from finetuning.ragged import Ragged
 from finetuning.tasks.spans import TextWindows
 from pretraining.architectures.weights import Kind
 from pretraining.devices import cpu_has_int8

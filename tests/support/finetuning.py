@@ -24,7 +24,7 @@ from support.training import TIMES
 
 from finetuning.running import loop
 from finetuning.running.outputs import compute_outputs
-from finetuning.session import session
+from finetuning.session import report, session
 from pretraining.engine.step import train_step
 from pretraining.processes import stopping
 
@@ -140,7 +140,7 @@ def call(entry: str, command: Sequence[str], charts: bool = False) -> int:
     the time of a small run."""
     module = importlib.import_module(f"finetuning.{entry}")
     kind = getattr(module, "".join(part.capitalize() for part in entry.split("_")))
-    with nullcontext() if charts else mock.patch.object(session, "draw_task", return_value=[]):
+    with nullcontext() if charts else mock.patch.object(report, "draw_task", return_value=[]):
         return session.main(kind, list(command), f"{entry}.py")
 
 

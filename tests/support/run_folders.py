@@ -13,9 +13,8 @@ from typing import Any
 
 from rich.console import Console
 
-from cluster.jobs import JOBS, Queue, read_notes
 from cluster.panels import build_panel
-from cluster.runs import RunStatus, read_run
+from cluster.runs import JOBS, Queue, RunStatus, read_notes, read_run
 from data_prep.common.codes import ENDED
 from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
-from finetuning.inputs import Cutter
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Ragged
 from finetuning.tasks.spans import TextWindows
 from finetuning.tasks.squad_rules import Question, read_squad
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from support.transformers_models import SHAPE
 
-from finetuning.inputs import Encoded, Sequences
+from finetuning.inputs import Encoded, Ragged, Sequences
 from finetuning.model.heads import TaskBatch
-from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.architectures.weights import Kind, TaskHead
 

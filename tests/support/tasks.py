@@ -10,8 +10,7 @@ import pytest
 
 from data_prep.common.arrays import Array
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
-from finetuning.inputs import Cutter, Items
-from finetuning.ragged import Ragged
+from finetuning.inputs import Cutter, Items, Ragged
 
 _CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = WordPiece((*SPECIAL, *_CHARACTERS, *(f"##{character}" for character in _CHARACTERS)), cased=False)

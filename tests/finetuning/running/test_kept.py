@@ -17,7 +17,7 @@ from data_prep.common.launchers import World
 from finetuning.inputs import Encoded, Items
 from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.running.batches import make_evaluation_batches, pack
-from finetuning.running.kept import KeptItems, keep_activations
+from finetuning.running.outputs import KeptItems, keep_activations
 from finetuning.settings import Features
 from pretraining.architectures.weights import Kind
 from pretraining.engine.step import GivenUpError

@@ -15,9 +15,8 @@ from support.task_models import MNLI, task_weights
 from support.training import connect_ranks
 from support.transformers_models import SHAPE
 
-from finetuning.inputs import Encoded, Sequences
+from finetuning.inputs import Encoded, Ragged, Sequences
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.ragged import Ragged
 from finetuning.running.batches import pack
 from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings

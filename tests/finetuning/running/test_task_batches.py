@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_prep.common.arrays import Array
-from finetuning.inputs import Encoded, Sequences
-from finetuning.ragged import Ragged
+from finetuning.inputs import Encoded, Ragged, Sequences
 from finetuning.running.batches import TaskBatches, TrainingBatches, make_evaluation_batches, split_by_pieces
 from finetuning.settings import FineTuning
 

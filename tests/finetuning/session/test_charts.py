@@ -23,7 +23,7 @@ from support.commands import run_main
 from support.finetuning import call, results, write_toy
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from finetuning.session import charts
+from finetuning.session import report
 from pretraining.reporting import figures
 
 
@@ -73,7 +73,7 @@ def test_curves_show_losses_and_the_scores_of_every_split(tmp_path: Path) -> Non
         "two": write_metrics(tmp_path / "two.jsonl", 100, 0.5, 0.6),
         "none": tmp_path / "missing.jsonl",
     }
-    figure = charts.draw_curves(runs, "one", "accuracy", "mnli")
+    figure = report.draw_curves(runs, "one", "accuracy", "mnli")
     left, right = figure.axes
     blue = [line for line in right.lines if to_hex(line.get_color()).upper() == figures.BLUE]
     assert [data(line, "y") for line in blue] == [[50.0, 70.0], [25.0, 35.0]]
@@ -89,31 +89,10 @@ def test_curves_show_losses_and_the_scores_of_every_split(tmp_path: Path) -> Non
     assert overlaps(figure) == []
 
 
-def test_a_confusion_has_counts_and_shares_of_the_classes() -> None:
-    right, said = np.array([0, 0, 0, 0, 1]), np.array([0, 0, 0, 1, 1])
-    figure = charts.draw_confusion(right, said, ["no", "yes", "never"], "cola")
-    cells = [text.get_text() for text in figure.axes[0].texts]
-    assert cells == ["3\n75%", "1\n25%", "0\n0%", "0\n0%", "1\n100%", "0\n0%", *["0"] * 3]
-    assert {"no (4)", "yes (1)", "never (0)"} <= set(texts(figure))
-    shares = figure.axes[0].images[0].get_array()
-    assert shares is not None
-    assert shares.tolist() == [[0.75, 0.25, 0.0], [0.0, 1.0, 0.0], [0.0] * 3]
-
-
-NAMES = ["short", "entailment", "a much longer name of a class", "$x_{", "two\nlines"]
-
-
-@pytest.mark.parametrize("size", [2, 12, 40])
-def test_labels_of_a_confusion_do_not_overlap(size: int) -> None:
-    draw = np.random.default_rng(size)
-    names = [f"{NAMES[number % len(NAMES)]} {number}" for number in range(size)]
-    right, said = draw.integers(0, size, (2, 90_000))
-    assert overlaps(charts.draw_confusion(right, said, names, "many " * 30)) == []
-
-
 def test_a_chart_is_the_same_bytes_every_time_and_wide_enough(tmp_path: Path) -> None:
+    runs = {"one": write_metrics(tmp_path / "one.jsonl", 100, 0.5, 0.7)}
     for name in ("one.png", "two.png"):
-        figures.save(charts.draw_confusion(np.zeros(1, int), np.zeros(1, int), ["中文 $"], "中文 $"), tmp_path / name)
+        figures.save(report.draw_curves(runs, "one", "accuracy", "中文"), tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
     assert imread(tmp_path / "one.png").shape[1] == figures.WIDTH * figures.DPI
 
@@ -121,7 +100,7 @@ def test_a_chart_is_the_same_bytes_every_time_and_wide_enough(tmp_path: Path) ->
 def test_training_does_not_load_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)  # so that importing it fails
-    runpy.run_path(charts.__file__)
+    runpy.run_path(report.__file__)
 
 
 # Beside the results of a command
@@ -143,7 +122,7 @@ def test_charts_are_drawn_beside_results(tmp_path: Path) -> None:
     shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too
     grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true"]
     assert call("run_task", toy.command("out", *grid), charts=True) == 0
-    assert pictures(toy.folder / "out" / "toy") == {"curves", "answers_dev", "answers_test"}
+    assert pictures(toy.folder / "out" / "toy") == {"curves"}
     assert len(results(toy.folder / "out")["runs"]) == 2
     events = EventAccumulator(str(toy.folder / "out" / "toy" / "lr0.001-seed1" / "tensorboard"))
     events.Reload()
@@ -155,10 +134,9 @@ def test_charts_are_drawn_beside_results(tmp_path: Path) -> None:
 def test_what_cannot_be_drawn_fails_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Mock(side_effect=RuntimeError("no font"))
     toy = write_toy(tmp_path / "toy")
-    monkeypatch.setattr(charts, "draw_curves", broken)
+    monkeypatch.setattr(report, "draw_curves", broken)
     monkeypatch.setattr(figures, "save", broken)
     said = run_main(partial(call, "run_task", charts=True), *toy.command("out"))
-    for name in ("curves", "answers_dev"):
-        assert f"{name}.png: not drawn: RuntimeError: no font" in said
+    assert "curves.png: not drawn: RuntimeError: no font" in said
     assert results(toy.folder / "out")["score"] is not None
     assert not pictures(toy.folder / "out" / "toy")

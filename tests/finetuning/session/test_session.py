@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from rich.table import Table
 from safetensors.torch import load_file
 from support.finetuning import RECIPE, Toy, Tune, changed, results
 from support.squad import article, item, write_squad
@@ -35,7 +36,6 @@ from finetuning.session.report import (
     build_summary,
     count_items,
     give_back_predictions,
-    list_rows,
     read_all_results,
 )
 from finetuning.session.workers import MachineShare, estimate_memory, share_machine
@@ -204,10 +204,13 @@ def test_the_command_alone_takes_the_newest_model_and_all_tasks(toy: Toy, elsewh
 def test_runs_are_listed_by_their_scores() -> None:
     """All scores are spelled alike, and what failed stands at the end."""
     bad, same = RunResult(score=None, failed="the loss is nan"), RunResult(score=0.8, seconds=3.0, degenerate=True)
-    assert list(list_rows({"bad": bad, "same": same, "best": RunResult(score=0.811, seconds=3.0)})) == [
-        ("best", "81.1", "3.0 s", ""),
-        ("same", "80.0", "3.0 s", "degenerate"),
-        ("bad", "", "", "failed"),
+    runs = {"bad": bad, "same": same, "best": RunResult(score=0.811, seconds=3.0)}
+    result = TaskResult(task="toy", metric="accuracy", runs=runs)
+    table = next(part for part in build_summary([result], Path("out"), [result]) if isinstance(part, Table))
+    assert list(zip(*(column.cells for column in table.columns), strict=True)) == [
+        ("toy", "best", "81.1", "3.0 s", ""),
+        ("toy", "same", "80.0", "3.0 s", "degenerate"),
+        ("toy", "bad", "", "", "failed"),
     ]
 
 

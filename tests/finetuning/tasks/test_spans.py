@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.squad import LETTERS, cutter, random_outputs
 
 from data_prep.common.errors import UserError
-from finetuning.ragged import Ragged
+from finetuning.inputs import Ragged
 from finetuning.settings import FineTuning, Spans
 from finetuning.tasks.spans import TextWindows, find_answers, find_pieces
 

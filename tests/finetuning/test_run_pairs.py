@@ -13,7 +13,6 @@ from support.commands import run_main
 from support.tasks import VOCABULARY
 
 from finetuning import run_pairs
-from finetuning.session import minimal_pairs
 
 LONG = "film " * 80
 PAIR = {"good": "a good film", "bad": "a bad film"}
@@ -29,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaves out what takes most of the time of a few pairs: how fast this machine is."""
-    monkeypatch.setattr(minimal_pairs, "measure_flops", lambda *_: 1e12)
+    monkeypatch.setattr(run_pairs, "measure_flops", lambda *_: 1e12)
 
 
 @pytest.fixture
