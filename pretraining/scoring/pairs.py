@@ -75,18 +75,14 @@ class Asked:
             longest=longest,
         )
 
-    def list_left_out(self) -> Iterator[str]:
-        """Lists lines on pairs without a score."""
-        counts = {f"more than {self.longest} pieces": self.too_long, "no piece": self.without_pieces}
-        for what, count in counts.items():
-            if count:
-                yield f"pairs with {what} in a sentence: {count:,}; they are left out"
-
     def list_doubts(self) -> Iterator[str]:
         """Lists lines on all pairs that cannot be right."""
-        yield from self.list_left_out()
-        if self.equal:
-            yield f"pairs of two equal sentences: {self.equal:,}; they count as wrong"
+        counts = (
+            (f"with more than {self.longest} pieces in a sentence", self.too_long, "are left out"),
+            ("with no piece in a sentence", self.without_pieces, "are left out"),
+            ("of two equal sentences", self.equal, "count as wrong"),
+        )
+        return (f"pairs {which}: {count:,}; they {fate}" for which, count, fate in counts if count)
 
     def require_telling(self, where: str) -> None:
         """Raises UserError if no pair can be right."""
@@ -141,8 +137,3 @@ def count_right(names: Sequence[str], right: Array, scored: Array) -> dict[str, 
     first = {name: place for place, name in reversed(list(enumerate(names)))}
     found = {name: PairCount(*each) for name, *each in zip(kinds.tolist(), rights, counts, strict=True) if each[1]}
     return dict(sorted(found.items(), key=lambda item: first[item[0]]))
-
-
-def split_pairs(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
-    """Splits pairs into parts of `size`, in order."""
-    return (pairs[begin : begin + size] for begin in range(0, len(pairs), size))
