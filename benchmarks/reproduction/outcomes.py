@@ -20,7 +20,6 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from finetuning.compare import read_results as read_task_results
 from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunResult
-from pretraining.reporting.figures import PLACES
 from pretraining.reporting.metrics_file import METRICS, read_evaluations, read_step_records
 
 BENCHMARK = "reproduction"
@@ -145,7 +144,7 @@ def read_curve(metrics: Path) -> tuple[list[tuple[int, float]], str]:
         return [], ""
     scored = [each for each in read_evaluations(metrics) if PERPLEXITY in each.figures]
     curve = [(each.step, each.figures[PERPLEXITY]) for each in scored]
-    trained = [each.figures["loss"] for each in read_step_records(metrics, PLACES)]
+    trained = [each.figures["loss"] for each in read_step_records(metrics)]
     if len(trained) < 2:
         return curve, ""
     first, last, lowest = trained[0], trained[-1], min(filter(math.isfinite, trained), default=math.nan)

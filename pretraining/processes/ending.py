@@ -100,9 +100,7 @@ def identify_start(world: World, run: Path | None) -> bytes | None:
     return read_lock(run / LOCK) if run is not None and world.rank else None
 
 
-def report_end(
-    outcome: Outcome, world: World, run: Path | None, start: bytes | None = None, rank_0_missing: bool = False
-) -> None:
+def report_end(outcome: Outcome, world: World, run: Path | None, start: bytes | None, rank_0_missing: bool) -> None:
     """Says why this process ends, then leaves in the folder `run` what helps to understand it.
 
     Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached, and the first rank of the second

@@ -50,7 +50,6 @@ class Trainer(Loop):
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
-        """the latest step record that this start has written"""
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
         self.branch = None if latest is None else latest.run.branch
@@ -96,9 +95,6 @@ class Trainer(Loop):
         """Trains the phases that are left, up to one with another objective."""
         request = self.request
         with self.log, self.saver, self.profile or nullcontext():
-            self.log.text("recipe", request.recipe.as_toml())
-            if self.branch is not None:
-                self.log.text("branch", f"of {self.branch}")
             slowness = explain_slowness(request.recipe.precision.dtype, self.engine.device)
             for line in (*request.notes, *([slowness] if slowness else [])):
                 self.log.say(line)
