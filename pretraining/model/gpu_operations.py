@@ -207,7 +207,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     """Sends a row of zeros through the kernels of an operation, with `learns` also backward; waits for nothing."""
     _kernels()
     vector, numbers = row[0], torch.zeros(2, dtype=torch.int32, device=row.device)
-    masks = (numbers[:1], 0, 0.5 if drops else 0.0)
+    masks, one_piece = (numbers[:1], 0, 0.5 if drops else 0.0), torch.arange(2, dtype=torch.int32, device=row.device)
     trials: dict[str, tuple[Any, ...]] = {
         "gelu": (gelu, row, vector),
         "gelu_tanh": (gelu, row, vector, True),
@@ -215,6 +215,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         "add_then_norm": (add_then_norm, row, vector, row, vector, vector, 1.0, masks),
         "drop": (drop, row, masks),
         "geglu": (geglu, row),
+        "attention": (attend, row.repeat(1, 3), vector, 1, (one_piece, 1, 0, 1), (numbers[:1], 0, 0.5)),
         "rotate": (rotate, row, numbers[:1].long(), row.new_zeros(1, len(vector) // 3, dtype=torch.float32), 1),
     }
     if operation in trials:
@@ -227,11 +228,6 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
-    elif operation == "attention":
-        one_piece = (torch.arange(2, dtype=torch.int32, device=row.device), 1, 0, 1)
-        out, saved, backward = inspect.unwrap(attend)(row.repeat(1, 3), vector, 1, one_piece, (numbers[:1], 0, 0.5))
-        if learns:
-            backward(out, *saved)
     else:
         make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
 
