@@ -95,12 +95,8 @@ class RunLog:
 
     def _open_events(self) -> Any:
         """Opens a file for TensorBoard. Steps from the first on in older files beside it are hidden."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "TensorBoard is not installed\npip install tensorboard, or switch its logging off"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         with _as_user_error(self._events_folder):
             return SummaryWriter(str(self._events_folder), purge_step=self._first)
 

@@ -101,12 +101,6 @@ def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path:
     assert {"phase", "seconds_left"} <= read_lines(tmp_path)[0].keys()
 
 
-def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="pip install tensorboard"), open_log(tmp_path, tensorboard=True):
-        pass
-
-
 def log_for_a_reader_who_leaves() -> None:
     """Logs to a pipe whose reading end is closed after the first line."""
     reading, writing = os.pipe()
