@@ -197,7 +197,8 @@ def _works(
     except Exception as error:  # of Triton, a compiler that it calls, or the driver
         _failed = True
         missing = isinstance(error, ImportError)
-        reason = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({_last_line(error)})"
+        said = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2][:200]}"
+        reason = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({said})"
         warnings.warn(f"{reason}: {COST}", stacklevel=2)
     return not _failed
 
@@ -230,8 +231,3 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         join(row, row, row, vector.repeat(3))
     else:
         make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
-
-
-def _last_line(error: Exception) -> str:
-    lines = str(error).split("\n")
-    return f"{type(error).__name__}: {next((line for line in reversed(lines) if line.strip()), '')[:200]}"

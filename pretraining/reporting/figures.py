@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import quote
 from data_prep.common.files import replacing
 from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
@@ -75,8 +74,7 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     try:
         trained, scored = read_step_records(run / METRICS), list(read_evaluations(run / METRICS))
         if len(trained) < least:
-            drawn = f"python cluster/status.py {quote(run)} --charts draws it all the same"
-            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}; {drawn}"
+            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}"
         save(draw_chart(trained, scored, run.name, called), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"

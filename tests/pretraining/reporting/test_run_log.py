@@ -22,19 +22,13 @@ from tensorboard.backend.event_processing import event_accumulator as events
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
 from pretraining.objectives.declaration import list_loss_curves
-from pretraining.reporting.figures import draw_chart, draw_losses
+from pretraining.reporting.figures import draw_chart
 from pretraining.reporting.metrics_file import METRICS, Logged, read_newest_records, read_step_records
 from pretraining.reporting.run_log import TENSORBOARD, cut_metrics
 
 
 def read_lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-
-
-def test_the_command_that_draws_a_short_run_names_its_folder_as_a_word(tmp_path: Path) -> None:
-    (run := tmp_path / "my run").mkdir()
-    (run / METRICS).touch()
-    assert f"python cluster/status.py '{run}' --charts draws" in draw_losses(run, list_loss_curves(), least=20)
 
 
 def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
