@@ -180,8 +180,6 @@ class PairsResult(GroupScore):
     """Seconds that this start spent on scoring."""
     scored_now: int
     """Pairs that this start scored."""
-    utilisation: FiniteFloat | None
-    """Useful FLOP/s as a share of the measured fp32 matrix product rate."""
     dtype: str
     device: str
     threads: int

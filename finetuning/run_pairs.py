@@ -58,7 +58,6 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.ending import Ending
 from pretraining.processes.group import choose_device
 from pretraining.processes.stopping import Decision, StoppedError
-from pretraining.reporting.hardware import measure_flops
 from pretraining.scoring import pairs as minimal
 from pretraining.scoring.sentences import Scorer
 
@@ -109,7 +108,6 @@ class Questions:
     scored_now: int = 0
     """Pairs that this start has scored."""
     seconds: float = 0.0
-    flops: float = 0.0
 
 
 def score_pairs(wanted: RunPairs, console: Console) -> None:
@@ -161,7 +159,8 @@ def score_missing(asked: Questions) -> Array:
     """Scores the pairs without a score; returns the scores of all pairs (pairs, 2)."""
     if (asked.out / SCORED).exists():
         return read_scores(asked.out / SCORED, asked.pairs)
-    parts = {asked.out / PARTS / f"{n:05}.jsonl": part for n, part in enumerate(minimal.split_pairs(asked.pairs, PART))}
+    begins = enumerate(range(0, len(asked.pairs), PART))
+    parts = {asked.out / PARTS / f"{n:05}.jsonl": asked.pairs[begin : begin + PART] for n, begin in begins}
     left = {place: part for place, part in parts.items() if not place.exists()}
     total, done = len(asked.pairs), sum(len(part) for place, part in parts.items() if place not in left)
     progress, begin = StepProgress(asked.console, "pairs", "", total, done), time.monotonic()
@@ -177,7 +176,6 @@ def score_missing(asked: Questions) -> Array:
         kept = f"stopped by {cause.cause}: {done:,} of {total:,} pairs are scored"
         raise StoppedError(f"{kept}; the same command goes on", cause) from None
     asked.seconds = time.monotonic() - begin
-    asked.flops = sum(asked.scorer.flops(minimal.list_sentences(part)) for part in left.values())
     return np.concatenate([read_scores(place, part) for place, part in parts.items()])
 
 
@@ -211,9 +209,6 @@ def write_results(asked: Questions, scores: Array) -> None:
         {name: make_group_score(count) for name, count in minimal.count_right(names, scores).items()}
         for names in ([group[0] for group in groups], [called[group] for group in groups])
     )
-    use = None
-    if asked.scored_now:
-        use = asked.flops / asked.seconds / measure_flops(asked.scorer.device, torch.float32)
     result = PairsResult(
         **make_group_score(minimal.PairCount.from_scores(scores)).as_dict(),
         model=asked.model.name,
@@ -228,7 +223,6 @@ def write_results(asked: Questions, scores: Array) -> None:
         paradigms=paradigms,
         seconds=asked.seconds,
         scored_now=asked.scored_now,
-        utilisation=use,
         dtype="fp32",
         device=asked.scorer.device.type,
         threads=torch.get_num_threads(),

@@ -87,8 +87,6 @@ def evaluate(wanted: Evaluate) -> None:
     faults = ["--data, --fill or --continue: none is given"] if given == (None, None, None) else []
     numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best", "pieces")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
-    of_data = [name for name in ("length", "examples") if wanted.data is None and numbers[name] is not None]
-    faults += [f"--{name}: only with --data; leave it out" for name in of_data]
     faults += [f"--seed {wanted.seed}: from 0 to 2**63 - 1"] if not 0 <= wanted.seed < 2**63 else []
     faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
@@ -133,9 +131,6 @@ def print_answers(wanted: Evaluate, found: Answers) -> None:
         lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
-        if scores.left_out:
-            kinds = ", ".join(f"{count:,} {piece}" for piece, count in scores.left_out.items())
-            lines.append(f"left out of the bits, since they have no characters: {kinds}")
     lines += [] if continuation is None else [continuation]
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 

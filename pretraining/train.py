@@ -96,8 +96,6 @@ class Train:
     """Begin with all of another run's state at a checkpoint, RUN or RUN@STEP; phases not begun there may be others."""
     stop_after: str | None = None
     """Stop after the phase of this name; the same command without it goes on."""
-    resume: Literal["auto", "never"] = "auto"
-    """Whether to continue what is in the run folder."""
     time_limit: str = "auto"
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
     profile: int = 0
@@ -201,7 +199,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
     pairs, notes = read_sample(recipe, manifest, wanted.data)
-    how = (wanted.resume, wanted.stop_after, limit, wanted.profile, pairs, notes)
+    how = (wanted.stop_after, limit, wanted.profile, pairs, notes)
     return Request(recipe, wanted.data, manifest, out, origin, *how, branch)
 
 

@@ -20,7 +20,6 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from finetuning.compare import read_results as read_task_results
 from finetuning.results import RESULTS, Figures, JsonRecord, PairsResult, RunResult
-from pretraining.reporting.figures import PLACES
 from pretraining.reporting.metrics_file import METRICS, read_evaluations, read_step_records
 
 BENCHMARK = "reproduction"
@@ -138,7 +137,7 @@ def join_lines(said: str) -> str:
 def describe_divergence(metrics: Path) -> str:
     """Describes a pre-training that has diverged: a loss or perplexity is no finite number, or the final loss is nearer
     to the first than to the lowest. Empty if it has not."""
-    trained = [each.figures["loss"] for each in read_step_records(metrics, PLACES)] if metrics.is_file() else []
+    trained = [each.figures["loss"] for each in read_step_records(metrics)] if metrics.is_file() else []
     if len(trained) < 2:
         return ""
     first, last, lowest = trained[0], trained[-1], min(filter(math.isfinite, trained), default=math.nan)

@@ -21,11 +21,6 @@ def cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
 
 
-def shared_home() -> Path:
-    """The cache folder of last resort, in the directory for temporary files, named after this user's id."""
-    return Path(tempfile.gettempdir()) / f"cloze-{os.geteuid()}"
-
-
 def temporary_home() -> Path:
     """Finds a folder for temporary files in which other users cannot rename files: the usual one, /tmp or /var/tmp.
 

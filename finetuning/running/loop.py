@@ -59,9 +59,6 @@ class TuningState(BaseModel):
     """The scores of the kept weights."""
 
 
-CONTINUES = "the same command goes on from the last checkpoint"
-
-
 def compute_minimised(output: Output, batches: TaskBatches, share: float) -> Tensor:
     """Computes the minimised loss: the mean over labels, plus a share of the language head's mean over pieces."""
     own = output.loss / batches.labels
@@ -99,7 +96,7 @@ class Tuner(Loop):
     def train(self) -> TuningState:
         """Trains the remaining steps."""
         control = self.context.control
-        with self.log, self.saver, control.interruptible(self.log.say, lambda: CONTINUES):
+        with self.log, self.saver, control.interruptible(self.log.say):
             try:
                 self.keep_activations()
                 with closing(self.batches.iterate(self.state.step, self.context.device)) as ahead:

@@ -3,7 +3,7 @@ needs.
 
 On a CPU our kernels compute all layers in one call, with weights in an order of their own (`one_call.py`). For sizes
 and types that they do not support, layers run one after another: on x86, products are fastest with weights in an order
-that oneDNN chooses; elsewhere, and where this PyTorch lacks the operators, weights stay as they are. Results are those
+that oneDNN chooses; elsewhere weights stay as they are. Results are those
 of the encoder but for rounding.
 
 n pieces, s sequences, H hidden.
@@ -93,9 +93,7 @@ class QuantisedProduct(ServedProduct):
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this PyTorch can pack a weight, on an x86 CPU and in a type that is fast there."""
-    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64"):
-        return False
-    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+    if weight.device.type != "cpu" or platform.machine() not in ("x86_64", "AMD64") or not torch._C._has_mkldnn:
         return False
     return weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and cpu_has_bf16())
 

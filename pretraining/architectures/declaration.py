@@ -32,15 +32,7 @@ from data_prep.common.sections import (
 )
 from data_prep.common.toml_text import show_value
 from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products, declare_linear
-from pretraining.model.shape import (
-    ARCHITECTURE,
-    HEAD,
-    OF_OBJECTIVE,
-    PIECE_HEAD,
-    Learning,
-    Sees,
-    Shape,
-)
+from pretraining.model.shape import ARCHITECTURE, HEAD, OF_OBJECTIVE, PIECE_HEAD, Learning, Sees, Shape
 
 if TYPE_CHECKING:
     from torch import nn

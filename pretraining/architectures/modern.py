@@ -12,8 +12,8 @@ from pydantic import Field
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Positive
 from pretraining.architectures.declaration import USUAL_NAMES, Architecture, LayerMemory, ModelSettings, name_classes
-from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_table
-from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, PIECE_HEAD, Role, Sees, Shape
+from pretraining.architectures.weights import TaskHead, Weight, declare_linear, declare_norm, declare_table
+from pretraining.model.shape import BIAS, HEAD, MATRIX, PIECE_HEAD, Role, Sees, Shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,33 +100,28 @@ class Modern(Architecture):
         assert isinstance(shape, ModernShape)
         if shape.hidden // shape.heads % 2:
             yield f"heads of {shape.hidden // shape.heads}: rotary positions turn pairs; take an even width of a head"
-        if min(shape.global_base, shape.local_base) <= 1:
-            yield f"rotary bases of {shape.global_base:g} and {shape.local_base:g}: take more than 1"
         if shape.window % 2:
             yield f"a window of {shape.window}: half of it is on each side; take an even number"
 
     def embeddings(self, shape: Shape) -> list[Weight]:
         theirs = "model.embeddings.tok_embeddings"
         table = declare_table("embeddings.word", theirs, shape.vocabulary, shape.hidden, "pieces")
-        return [table, self._declare_norm("embeddings.norm", "model.embeddings.norm", shape)]
+        return [table, declare_norm("embeddings.norm", "model.embeddings.norm", shape.hidden)[0]]
 
     def layer(self, shape: Shape, number: int) -> list[Weight]:
         h, inner, ours, theirs = shape.hidden, shape.intermediate, f"layers.{number}", f"model.layers.{number}"
         out = Role("matrix", initial_range=MATRIX.initial_range / math.sqrt(2 * shape.layers))
         weights = [
-            self._declare_norm(f"{ours}.first_norm", f"{theirs}.attn_norm", shape),
+            declare_norm(f"{ours}.first_norm", f"{theirs}.attn_norm", h)[0],
             declare_linear(f"{ours}.qkv", [f"{theirs}.attn.Wqkv"], 3 * h, h, Role("matrix", 3), "columns")[0],
             declare_linear(f"{ours}.output", [f"{theirs}.attn.Wo"], h, h, out, "rows")[0],
-            self._declare_norm(f"{ours}.second_norm", f"{theirs}.mlp_norm", shape),
+            declare_norm(f"{ours}.second_norm", f"{theirs}.mlp_norm", h)[0],
             declare_linear(f"{ours}.inner", [f"{theirs}.mlp.Wi"], 2 * inner, h, Role("matrix", 2), "columns")[0],
             declare_linear(f"{ours}.outer", [f"{theirs}.mlp.Wo"], h, inner, out, "rows")[0],
         ]
         if number == shape.layers - 1:
-            weights.append(self._declare_norm(f"{ours}.final_norm", "model.final_norm", shape))
+            weights.append(declare_norm(f"{ours}.final_norm", "model.final_norm", h)[0])
         return weights[number == 0 :]
-
-    def _declare_norm(self, ours: str, theirs: str, shape: Shape) -> Weight:
-        return Weight(f"{ours}.weight", (f"{theirs}.weight",), (shape.hidden,), NORM)
 
     def heads(self, shape: Shape) -> dict[str, list[Weight]]:
         bias = Weight(f"{PIECE_HEAD}.bias", ("decoder.bias",), (shape.vocabulary,), BIAS, "vocabulary", "pieces")
@@ -137,7 +132,7 @@ class Modern(Architecture):
 
     def _declare_transform(self, ours: str, shape: Shape) -> list[Weight]:
         dense = declare_linear(f"{ours}.transform", ["head.dense"], shape.hidden, shape.hidden, HEAD)[0]
-        return [dense, self._declare_norm(f"{ours}.norm", "head.norm", shape)]
+        return [dense, declare_norm(f"{ours}.norm", "head.norm", shape.hidden)[0]]
 
     def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
         linear = declare_linear("head", ["classifier"], head.outputs, shape.hidden, HEAD)

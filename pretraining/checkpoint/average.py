@@ -89,11 +89,8 @@ def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tens
     """Returns the steps of this many last checkpoints of a run, and the means of their weights; one process does it."""
     alike = list_alike(run, max(count, 2))
     if not 2 <= count <= len(alike):
-        there = ", ".join(path.name for path in alike) or "none"
-        raise UserError(
-            f"--average {count}: there are {len(alike)} checkpoints with the same weights in {run}: {there}; take 2 or "
-            "more of them"
-        )
+        there = f"{run} has {len(alike)} checkpoints with the same weights"
+        raise UserError(f"--average {count}: {there}; take 2 or more of them")
     return tuple(map(parse_step, alike)), dict(_average_weights(alike))
 
 

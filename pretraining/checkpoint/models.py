@@ -27,7 +27,7 @@ from pretraining.huggingface.model_card import BaseSummary, read_front_matter
 from pretraining.huggingface.weights import check_finite, count_segments, list_row_names, list_weights, repeat_segment
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import PIECE_HEAD, Sees, Shape
-from pretraining.objectives.declaration import build_model, choose_way, find_objective, objectives
+from pretraining.objectives.declaration import build_model, choose_way, find_objective
 from pretraining.processes.group import gather, place
 
 SHOWN = 10
@@ -201,11 +201,8 @@ def require_pieces(shape: Shape, name: str) -> None:
     """Raises UserError for a model that predicts no pieces."""
     objective = find_objective(shape)
     if PIECE_HEAD not in objective.heads(shape):
-        able = ", ".join(called for called, kind in objectives().items() if PIECE_HEAD in kind.heads(shape))
-        raise UserError(
-            f"{name}: {objective.learns}, so it says of no piece how likely it is, and cannot be scored by that; name "
-            f"a model whose objective is one of {able}"
-        )
+        cure = "name a model that predicts pieces"
+        raise UserError(f"{name}: {objective.learns}, so it says of no piece how likely it is; {cure}")
 
 
 def find_model_folder(name: str) -> Path:

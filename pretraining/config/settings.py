@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
@@ -30,16 +29,6 @@ def _check_size(value: Any) -> Any:
     raise PydanticCustomError("positive_or_auto", 'a whole number of at least 1 is needed, or "auto"')
 
 
-def check_licence(value: str) -> str:
-    """Accepts a licence as the hub spells it."""
-    if re.fullmatch(r"[a-z0-9][a-z0-9.+-]*", value):
-        return value
-    raise PydanticCustomError("licence", LICENCE_HINT)
-
-
-LICENCE_HINT: Final = (
-    "a licence as the hub spells it is needed, in small letters and without spaces: apache-2.0, mit, other"
-)
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
@@ -225,7 +214,7 @@ class RunCheckpoints(Checkpoints):
 class Card(Section):
     """Entries of the model card that follow from nothing else."""
 
-    licence: Annotated[str, AfterValidator(check_licence)] | None = None
+    licence: str | None = None
     """Licence of the model, as the hub spells it: apache-2.0, mit, cc-by-sa-4.0 (default: not specified)."""
 
 

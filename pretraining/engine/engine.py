@@ -41,11 +41,7 @@ class Engine:
     """A model in training: forward, backward and the optimizer's step, over all ranks."""
 
     def __init__(
-        self,
-        model: Trainable,
-        settings: EngineSettings,
-        device: torch.device,
-        late_weights: Mapping[str, float] = {},
+        self, model: Trainable, settings: EngineSettings, device: torch.device, late_weights: Mapping[str, float] = {}
     ):
         """`late_weights` are those that were added to the model in training, by names: how many steps of the optimizer
         were done before. Bias correction counts theirs from there."""

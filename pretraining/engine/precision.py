@@ -78,10 +78,6 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
 def _require_translators(device: torch.device) -> None:
     """Refuses torch.compile where it lacks a requirement, which it would only notice in the first step."""
     has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
-    needed = {
-        "a C++ compiler (install g++)": cpu_kernels.find_compiler() is not None,
-        "Python.h (install python3-dev)": has_headers,
-        "Triton (pip install triton), which knows this GPU": device.type != "cuda" or has_triton(),
-    }
-    if missing := [name for name, is_there in needed.items() if not is_there]:
-        raise UserError(f"compute.compile = true: needs {' and '.join(missing)}; or take compute.compile = false")
+    if cpu_kernels.find_compiler() is None or not has_headers or (device.type == "cuda" and not has_triton()):
+        needed = "a C++ compiler (g++), Python.h (python3-dev) and on a GPU Triton that knows it"
+        raise UserError(f"compute.compile = true: needs {needed}; install these, or take compute.compile = false")

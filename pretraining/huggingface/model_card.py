@@ -167,9 +167,7 @@ class TaskProvenance:
     """Hyper-parameters by their names: learning rate, batch, epochs, seed."""
 
 
-def make_model_card(
-    shape: Shape, folder: Path, length: int, licence: str | None = None, provenance: Provenance | None = None
-) -> str:
+def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None, provenance: Provenance | None) -> str:
     """Makes the card of a model in a folder, without its provenance if unknown.
 
     `length`: longest text that it was trained on, or the limit of its tokenizer.

@@ -73,9 +73,5 @@ def find_crossing(tensor: int, per_node: int, across_nodes: bool = False) -> str
     on several nodes."""
     if per_node % tensor == 0 or (across_nodes and tensor % per_node == 0):
         return None
-    if across_nodes:
-        return f"parallel.tensor = {tensor}: take a divisor or a multiple of the {per_node} ranks of a node"
-    return (
-        f"parallel.tensor = {tensor}: does not divide the {per_node} ranks of a node, and between nodes the sums of "
-        f"every layer are slow; start a multiple of {tensor} on each, or take parallel.across_nodes = true"
-    )
+    slow = "a multiple of them (with parallel.across_nodes = true: sums between nodes are slow)"
+    return f"parallel.tensor = {tensor}: does not divide the {per_node} ranks of a node; take a divisor, or {slow}"

@@ -37,7 +37,7 @@ class Mesh:
     data_group: Any = None
     """the ranks that hold the same parts of weights, whose gradients are added up; None for all ranks of the run"""
     tensor_group: Any = None
-    """the ranks that share a model; None where each has a whole one"""
+    """the ranks that share a model; None where each has a whole one, or tries alone how much memory a share takes"""
 
     @property
     def counts(self) -> bool:
@@ -45,8 +45,8 @@ class Mesh:
         return self.tensor_rank == 0
 
     def reduce(self, own: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Reduces a contiguous tensor in place over the ranks of the tensor group, which call it together."""
-        if self.tensor_ranks > 1:
+        """Reduces a contiguous tensor in place over the ranks of the tensor group, if any, which call it together."""
+        if self.tensor_group is not None:
             dist.all_reduce(own, operation, group=self.tensor_group)
         return own
 
@@ -54,13 +54,6 @@ class Mesh:
         """Returns the numbers of the attention heads that this rank computes, of so many."""
         own = heads // self.tensor_ranks
         return range(self.tensor_rank * own, (self.tensor_rank + 1) * own)
-
-
-class Rehearsal(Mesh):
-    """A place among ranks of a tensor group that do not speak to one another: to try how much memory a share takes."""
-
-    def reduce(self, own: Tensor, operation: Any = dist.ReduceOp.SUM) -> Tensor:  # noqa: ARG002
-        return own
 
 
 ALONE = Mesh()

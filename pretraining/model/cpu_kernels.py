@@ -23,14 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_prep.common.private_folders import (
-    cache_home,
-    open_private,
-    require_private,
-    shared_home,
-    tell_refusal,
-    temporary_home,
-)
+from data_prep.common.private_folders import cache_home, open_private, require_private, tell_refusal, temporary_home
 
 SOURCES = Path(__file__).with_name("kernels")
 MAIN_SOURCE = SOURCES / "cpu_kernels.cpp"
@@ -74,12 +67,7 @@ def usable(tensor: Tensor) -> bool:
 @functools.cache
 def has_tiles() -> bool:
     """Whether the processor multiplies tiles (AMX), the compiler knows them, and Linux lets this process use them."""
-    if "attention_by_tiles_bfloat16" not in _functions():
-        return False
-    permitted = bool(torch.cpu._init_amx())
-    if not permitted:
-        warnings.warn("Linux forbids this process the processor's tiles (AMX): it will be slower", stacklevel=2)
-    return permitted
+    return "attention_by_tiles_bfloat16" in _functions() and bool(torch.cpu._init_amx())
 
 
 def small_products() -> str | None:
@@ -134,9 +122,7 @@ def _functions() -> dict[str, Any]:
     except (OSError, ValueError, subprocess.CalledProcessError) as error:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error).encode(errors="replace")
         reason = said.decode(errors="replace").strip()[-500:]
-        warnings.warn(
-            f"{MAIN_SOURCE.name} could not be built; training on the CPU will be slow: {reason}", stacklevel=2
-        )
+        warnings.warn(f"no kernels could be built: training on the CPU will be slow: {reason}", stacklevel=2)
         return {}
     table = ctypes.pointer(_Kernel.in_dll(library, "kernels"))
     kernels = itertools.takewhile(lambda kernel: kernel.name, (table[index] for index in itertools.count()))
@@ -144,29 +130,22 @@ def _functions() -> dict[str, Any]:
 
 
 def _load_library(compiler: str) -> ctypes.CDLL:
-    """Loads the library from the cache of this user; builds it where it is missing or damaged."""
+    """Loads the library from the cache of this user, or where that fails from a folder beside temporary files."""
     name = _name_library(compiler)
     try:
-        library = _cache_folder() / name
-        if not _is_whole(library):
-            _install(compiler, library)
-        return ctypes.CDLL(str(library))
+        return _load_from(cache_home() / "cloze", name, compiler)
     except OSError as error:  # a home that is missing, full, another user's, not writable or not executable
-        tell_refusal(f"{error}; the kernels for CPUs are built for this process alone")
-        with tempfile.TemporaryDirectory(prefix="cloze-", dir=temporary_home()) as place:
-            library = Path(place) / name
-            _install(compiler, library)
-            return ctypes.CDLL(str(library))
-
-
-def _cache_folder() -> Path:
-    """Opens the folder for libraries: among the caches of this user, or beside temporary files where that fails."""
-    try:
-        return open_private(cache_home() / "cloze")
-    except OSError as error:
-        folder = open_private(shared_home())
+        folder = temporary_home() / f"cloze-{os.geteuid()}"
         tell_refusal(f"{error}; the kernels for CPUs are kept in {folder}")
-        return folder
+        return _load_from(folder, name, compiler)
+
+
+def _load_from(folder: Path, name: str, compiler: str) -> ctypes.CDLL:
+    """Loads a library from a folder that is this user's alone; builds it where it is missing or damaged."""
+    library = open_private(folder) / name
+    if not _is_whole(library):
+        _install(compiler, library)
+    return ctypes.CDLL(str(library))
 
 
 def _split_command(compiler: str) -> list[str]:
@@ -231,8 +210,5 @@ def _list_flags(words: list[str]) -> list[str]:
 
 def _read_processor() -> str:
     """Reads what -march=native depends on: machines with different processors may share a home folder."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
     return "\n".join(sorted({line for line in lines if line.startswith(("flags", "model name", "Features"))}))

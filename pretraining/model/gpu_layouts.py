@@ -19,9 +19,6 @@ FLASH_SIZE = 192
 """The widest head that the flash kernels support on all their GPUs."""
 OWN_SIZES, OWN_PIECES = (32, 64, 128), 512
 """The widths of heads that our kernels support, and the most pieces of a sequence for which they are made."""
-FASTER: dict[tuple[int, int], int] = {}
-"""The most pieces of a sequence with which ours were measured to be faster than the flash kernels, by compute
-capability (9.0 is 90) and width of heads. Nothing is measured yet."""
 
 _choice: Literal["auto", "flash", "own"] = "auto"
 
@@ -34,24 +31,9 @@ def choose(choice: Literal["auto", "flash", "own"]) -> None:
 
 def takes_own(states: Tensor, heads: int, longest: int) -> bool:
     """Whether our kernels attend to sequences of at most `longest` pieces with these hidden states."""
-    if _choice == "auto":
-        major, minor = torch.cuda.get_device_capability(states.device) if FASTER else (0, 0)
-        if longest > FASTER.get((10 * major + minor, states.shape[1] // heads), 0):
-            return False
-    return _choice != "flash" and not explain_others(states, heads, longest)
-
-
-def explain_others(states: Tensor, heads: int, longest: int) -> str:
-    """Explains why our kernels cannot attend to sequences of `longest` pieces with such hidden states; "" if they
-    can."""
     size = states.shape[1] // heads
-    if size not in OWN_SIZES:
-        return f"needs heads of {', '.join(map(str, OWN_SIZES[:-1]))} or {OWN_SIZES[-1]} numbers, not {size}"
-    if longest > OWN_PIECES:
-        return f"needs sequences of at most {OWN_PIECES} pieces, not {longest}"
-    if not has_flash(states, heads):
-        return "needs 16 bits and a GPU of compute capability 8.0 or later"
-    return "" if gpu.usable("attention", states[:, :size]) else "needs Triton, which cannot compile for this GPU"
+    fits = _choice == "own" and size in OWN_SIZES and longest <= OWN_PIECES and has_flash(states, heads)
+    return fits and gpu.usable("attention", states[:, :size])
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -64,8 +46,12 @@ def has_flash(states: Tensor, heads: int) -> bool:
 
 def note_choice(states: Tensor, heads: int, longest: int) -> str:
     """Returns a line for the beginning of a run where our kernels are chosen and others attend; "" elsewhere."""
-    reason = explain_others(states, heads, longest) if _choice == "own" and states.is_cuda else ""
-    return reason and f'compute.attention = "own": {reason}; PyTorch attends instead'
+    if _choice != "own" or not states.is_cuda or takes_own(states, heads, longest):
+        return ""
+    return (
+        f'compute.attention = "own": needs heads of {", ".join(map(str, OWN_SIZES))} numbers, at most {OWN_PIECES} '
+        "pieces, 16 bits, Triton, and a GPU of compute capability 8.0 or later; PyTorch attends instead"
+    )
 
 
 class Packed(Layout):

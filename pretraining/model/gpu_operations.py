@@ -197,7 +197,8 @@ def _works(
     except Exception as error:  # of Triton, a compiler that it calls, or the driver
         _failed = True
         missing = isinstance(error, ImportError)
-        reason = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({_last_line(error)})"
+        said = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2][:200]}"
+        reason = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({said})"
         warnings.warn(f"{reason}: {COST}", stacklevel=2)
     return not _failed
 
@@ -207,7 +208,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     """Sends a row of zeros through the kernels of an operation, with `learns` also backward; waits for nothing."""
     _kernels()
     vector, numbers = row[0], torch.zeros(2, dtype=torch.int32, device=row.device)
-    masks = (numbers[:1], 0, 0.5 if drops else 0.0)
+    masks, one_piece = (numbers[:1], 0, 0.5 if drops else 0.0), torch.arange(2, dtype=torch.int32, device=row.device)
     trials: dict[str, tuple[Any, ...]] = {
         "gelu": (gelu, row, vector),
         "gelu_tanh": (gelu, row, vector, True),
@@ -215,6 +216,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         "add_then_norm": (add_then_norm, row, vector, row, vector, vector, 1.0, masks),
         "drop": (drop, row, masks),
         "geglu": (geglu, row),
+        "attention": (attend, row.repeat(1, 3), vector, 1, (one_piece, 1, 0, 1), (numbers[:1], 0, 0.5)),
         "rotate": (rotate, row, numbers[:1].long(), row.new_zeros(1, len(vector) // 3, dtype=torch.float32), 1),
     }
     if operation in trials:
@@ -227,15 +229,5 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
-    elif operation == "attention":
-        one_piece = (torch.arange(2, dtype=torch.int32, device=row.device), 1, 0, 1)
-        out, saved, backward = inspect.unwrap(attend)(row.repeat(1, 3), vector, 1, one_piece, (numbers[:1], 0, 0.5))
-        if learns:
-            backward(out, *saved)
     else:
         make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)
-
-
-def _last_line(error: Exception) -> str:
-    lines = str(error).split("\n")
-    return f"{type(error).__name__}: {next((line for line in reversed(lines) if line.strip()), '')[:200]}"

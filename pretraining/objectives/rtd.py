@@ -8,14 +8,13 @@ gradient passes through the draw.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
 from data_prep.common.sections import Positive
-from data_prep.common.toml_text import show_value
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Weight, count_products, declare_linear, declare_norm
 from pretraining.model.shape import BIAS, DETECTION_HEAD, HEAD, Shape
@@ -57,7 +56,7 @@ class ReplacedLosses(NamedTuple):
 class ReplacedSettings(MaskedSettings):
     """The settings of replaced pieces: those of masks, and the generator."""
 
-    generator_share: Annotated[float, Field(gt=0)] = 0.25
+    generator_share: Annotated[float, Field(gt=0, le=1)] = 0.25
     """rtd: attention heads of the generator, and with them its widths, as a share of the model's (ELECTRA: 1/4 to
     1/2)."""
     generator_layers: Positive | None = None
@@ -92,14 +91,6 @@ class ReplacedPieces(MaskedPieces):
 
     def used_settings(self, shape: Shape) -> list[str]:
         return [name for name in super().used_settings(shape) if name != "next_sentences"]
-
-    def faults(self, timed: bool) -> Iterator[str]:
-        yield from super().faults(timed)
-        if (share := self.settings.generator_share) > 1:
-            yield (
-                f"objective.generator_share = {show_value(share)}: a generator wider than the model; take at most 1 "
-                "(ELECTRA took 0.25 to 0.5)"
-            )
 
     @property
     def uses_pairs(self) -> bool:

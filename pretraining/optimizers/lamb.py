@@ -42,10 +42,8 @@ class LambDeclaration(Optimizer):
         at = 'optimizer.kernels = "apex"'
         if own.kernels != "apex" or place.found is None:
             return
-        if place.device == "cpu" or place.found == "cpu":
-            yield f'{at}: needs a GPU (parallel.device = "{place.device}"); take "auto"'
-        elif place.offload != "none":
-            yield f'{at}: moves weights on a GPU, and parallel.offload = "{place.offload}"; take "auto"'
+        if place.device == "cpu" or place.found == "cpu" or place.offload != "none":
+            yield f'{at}: needs a GPU, and parallel.offload = "none"; take "auto"'
         elif fault := find_apex_fault():
             yield f'{at}: {fault}, or take "auto"'
 

@@ -124,13 +124,11 @@ def _measure_all(recipe: Recipe, manifest: Manifest | None) -> list[SequenceStat
     return [measure_phase(recipe, phase, manifest) for phase in recipe.phases]
 
 
-def measure_phase(
-    recipe: Recipe, phase: Phase, manifest: Manifest | None, shape: Shape | None = None
-) -> SequenceStatistics:
+def measure_phase(recipe: Recipe, phase: Phase, manifest: Manifest | None) -> SequenceStatistics:
     """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
     own = recipe.in_phase(phase)
     objective, done = configure_objective(own.objective), find_middle(recipe, phase)
-    return measure_sequences(shape or own.shape(manifest), phase.length, manifest, objective, done)
+    return measure_sequences(own.shape(manifest), phase.length, manifest, objective, done)
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:

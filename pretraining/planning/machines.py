@@ -98,12 +98,7 @@ def make_cluster(
 
 
 def make_target(
-    recipe: Recipe,
-    manifest: Manifest | None,
-    gpu_name: str,
-    nodes: int,
-    per_node: int,
-    network_name: str | None = None,
+    recipe: Recipe, manifest: Manifest | None, gpu_name: str, nodes: int, per_node: int, network_name: str | None = None
 ) -> Target:
     """Makes the target of a run on nodes with these GPUs."""
     if fault := find_crossing(recipe.parallel.tensor, per_node, recipe.parallel.across_nodes):

@@ -33,7 +33,7 @@ from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, read_lock
 from pretraining.processes.ahead import await_call
 from pretraining.processes.gpu_faults import note_gpu_failure
-from pretraining.processes.stopping import SIGNALS, EndAtOnce, handle_signals
+from pretraining.processes.stopping import SIGNALS, handle_signals
 
 STACKS = "stacks"
 INTERRUPTED = "interrupted"
@@ -100,9 +100,7 @@ def identify_start(world: World, run: Path | None) -> bytes | None:
     return read_lock(run / LOCK) if run is not None and world.rank else None
 
 
-def report_end(
-    outcome: Outcome, world: World, run: Path | None, start: bytes | None = None, rank_0_missing: bool = False
-) -> None:
+def report_end(outcome: Outcome, world: World, run: Path | None, start: bytes | None, rank_0_missing: bool) -> None:
     """Says why this process ends, then leaves in the folder `run` what helps to understand it.
 
     Rank 0 speaks for all ranks, or rank 1 where rank 0 is gone or was never reached, and the first rank of the second
@@ -136,8 +134,6 @@ def find_outcome(error: BaseException | None, rank: int) -> Outcome:
 
 def explain_interruption(error: KeyboardInterrupt, rank: int) -> Outcome:
     """Turns a signal that ended the work of this rank, as `_interrupt` raises it, into an exit code and a reason."""
-    if isinstance(error, EndAtOnce):
-        return Outcome(Code.INTERRUPTED, f"{INTERRUPTED}; {error}", rank)
     stopped = error.args[:1] in [(number,) for number in SIGNALS]
     return Outcome(Code.STOPPED if stopped else Code.INTERRUPTED, INTERRUPTION, rank)
 

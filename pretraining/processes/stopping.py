@@ -57,10 +57,6 @@ class StoppedError(SharedError):
         self.code = Code.INTERRUPTED if decision == Decision.INTERRUPT else Code.STOPPED
 
 
-class EndAtOnce(KeyboardInterrupt):  # no error, like what it derives from
-    """Somebody has pressed Ctrl-C again, and does not wait for the save."""
-
-
 class Control:
     """Lets signals and the time limit stop a run in good order: within the block, SIGTERM, SIGHUP and SIGUSR1 are
     only noted until all ranks call `decide` together; within `interruptible`, the first Ctrl-C too."""
@@ -88,10 +84,10 @@ class Control:
             signal.signal(number, handler)
 
     @contextmanager
-    def interruptible(self, say: Callable[[str], None], what_is_lost: Callable[[], str]) -> Iterator[None]:
+    def interruptible(self, say: Callable[[str], None]) -> Iterator[None]:
         """Surrounds the training itself: the first Ctrl-C is noted and answered, and a second one ends the process at
-        once, with the reason `what_is_lost()`. Elsewhere the first one does."""
-        self._say, self._what_is_lost = say, what_is_lost
+        once. Elsewhere the first one does."""
+        self._say = say
         before = signal.signal(signal.SIGINT, self._hear)
         try:
             yield
@@ -114,7 +110,7 @@ class Control:
         elif self._asked == Decision.INTERRUPT:
             if number in self._again and time.monotonic() > self._interrupted_at + ECHO_SECONDS:
                 handle_signals(signal.SIG_IGN)
-                raise EndAtOnce(self._what_is_lost())
+                raise KeyboardInterrupt  # without a number, which would be that of a signal to save
         elif number != signal.SIGINT:
             self._asked = max(self._asked, Decision.SIGNAL)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import quote
 from data_prep.common.files import replacing
 from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
@@ -64,8 +63,6 @@ def smooth(values: Array, window: int) -> Array:
 
 
 LOSS_CHART = "loss.png"
-PLACES = 1000
-"""Number of places at which a long metrics.jsonl is sampled: some 5,000 lines, more than the chart has dots across."""
 TRIAL = 20
 """Logged steps from which on a finished run is drawn automatically; with fewer it was a trial."""
 
@@ -75,10 +72,9 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     never raises. `called`: names of the losses with their labels."""
     path = run / LOSS_CHART
     try:
-        trained, scored = read_step_records(run / METRICS, PLACES), list(read_evaluations(run / METRICS))
+        trained, scored = read_step_records(run / METRICS), list(read_evaluations(run / METRICS))
         if len(trained) < least:
-            drawn = f"python cluster/status.py {quote(run)} --charts draws it all the same"
-            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}; {drawn}"
+            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}"
         save(draw_chart(trained, scored, run.name, called), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"
@@ -101,7 +97,6 @@ def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, 
             axes.plot(marked, held_out, label="validation", zorder=3, **style)
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
-        axes.set_ylim(*_find_limits(np.concatenate([average, held_out])))
     plots[0].legend(frameon=False)
     plots[-1].set(xlabel="step")
     figure.suptitle(title.replace("$", r"\$"), fontsize=11)
@@ -113,10 +108,3 @@ def _list_points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
     pairs = [(logged.step, logged.figures[name]) for logged in records if name in logged.figures]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]
-
-
-def _find_limits(losses: Array) -> tuple[float, float]:
-    """Finds the range to draw from smoothed losses, so that single leaps do not compress the rest."""
-    low, high = (float(losses.min()), float(losses.max())) if len(losses) else (0.0, 1.0)
-    room = 0.08 * (high - low) or 0.1
-    return low - room, high + room

@@ -14,12 +14,10 @@ from typing import Any, BinaryIO, NamedTuple
 from data_prep.common.files import open_at_once
 
 METRICS = "metrics.jsonl"
-REACHES = (1 << 16, 1 << 21)
-"""Bytes at the end that are searched for the newest records: some 100 lines, then 3,000."""
+REACH = 1 << 21
+"""Bytes at the end that are searched for the newest records: some 3,000 lines."""
 EVALUATION = b'{"kind": "evaluation"'
 """Prefix of the lines of validation."""
-SAMPLE = 1 << 12
-"""Bytes to read at each place of a long file: some 5 lines."""
 
 
 class Logged(NamedTuple):
@@ -37,14 +35,9 @@ class Logged(NamedTuple):
 
 def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[str, Any]]:
     """Reads the newest record of each kind among the last 3,000 lines or so."""
-    found: dict[str, dict[str, Any]] = {}
     with open(path, "rb", opener=open_at_once) as file:
         size = file.seek(0, 2)
-        for reach in REACHES:
-            begin = max(0, size - reach)
-            found = {str(record.get("kind")): record for record in _read_records(file, begin, size)}
-            if not begin or found.keys() >= set(kinds):
-                break
+        found = {str(record.get("kind")): record for record in _read_records(file, max(0, size - REACH), size)}
     return {kind: found[kind] for kind in kinds if kind in found}
 
 
@@ -63,26 +56,16 @@ def read_evaluations(path: Path) -> Iterator[Logged]:
                     yield Logged.from_record(json.loads(line))
 
 
-def read_step_records(path: Path, places: int) -> list[Logged]:
-    """Reads the step records of a run that have a loss; of steps that were repeated, the last.
-
-    A long file is sampled at `places`, 4 kB each: with 200 places, about 1,000 lines of 1,000,000. A short leap between
-    two places may be missed.
-    """
+def read_step_records(path: Path) -> list[Logged]:
+    """Reads the step records of a run that have a loss; of steps that were repeated, the last."""
     curve: list[Logged] = []
     with open(path, "rb", opener=open_at_once) as file:
-        size = file.seek(0, 2)
-        stretches = [(0, size)]
-        if size > places * SAMPLE:
-            begins = [(size - SAMPLE) * place // (places - 1) for place in range(places)]
-            stretches = [(begin, begin + SAMPLE) for begin in begins]
-        for begin, end in stretches:
-            for record in _read_records(file, begin, end):
-                step, loss = record.get("step"), record.get("loss")
-                if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
-                    while curve and curve[-1].step >= step:
-                        curve.pop()
-                    curve.append(Logged.from_record(record))
+        for record in _read_records(file, 0, file.seek(0, 2)):
+            step, loss = record.get("step"), record.get("loss")
+            if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
+                while curve and curve[-1].step >= step:
+                    curve.pop()
+                curve.append(Logged.from_record(record))
     return curve
 
 

@@ -60,14 +60,7 @@ class RunLog:
     """Writes the records of a run. With `active=False`, as on ranks other than 0, it writes nothing."""
 
     def __init__(
-        self,
-        folder: Path,
-        console: Console,
-        *,
-        tensorboard: bool = True,
-        first_step: int = 0,
-        active: bool = True,
-        name: str = "",
+        self, folder: Path, console: Console, *, tensorboard: bool, first_step: int, active: bool, name: str
     ) -> None:
         """`first_step`: the first step that will be logged; entries of it and later steps, from before a stop, are
         removed. `name`: for runs that share a console; it precedes every line, and frequent records are written
@@ -102,12 +95,8 @@ class RunLog:
 
     def _open_events(self) -> Any:
         """Opens a file for TensorBoard. Steps from the first on in older files beside it are hidden."""
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                "TensorBoard is not installed\npip install tensorboard, or switch its logging off"
-            ) from error
+        from torch.utils.tensorboard import SummaryWriter
+
         with _as_user_error(self._events_folder):
             return SummaryWriter(str(self._events_folder), purge_step=self._first)
 
@@ -147,13 +136,6 @@ class RunLog:
         if self._file is not None:
             with _as_user_error(self._path):
                 os.fsync(self._file.fileno())
-
-    def text(self, name: str, content: str) -> None:
-        """Adds a text to TensorBoard, as a block of code: it renders Markdown."""
-        if self._events is not None:
-            block = "".join(f"    {line}\n" for line in content.splitlines())
-            with _as_user_error(self._events_folder):
-                self._events.add_text(name, block, self._first)
 
     def say(self, text: str) -> None:
         """Prints a line that is in no file."""

@@ -83,12 +83,12 @@ class Asked:
 
     def list_doubts(self) -> Iterator[str]:
         """Lists lines on pairs without a score, and on others that cannot be right."""
-        counts = {f"more than {self.longest} pieces": self.too_long, "no piece": self.without_pieces}
-        for what, count in counts.items():
-            if count:
-                yield f"pairs with {what} in a sentence: {count:,}; they are left out"
-        if self.equal:
-            yield f"pairs of two equal sentences: {self.equal:,}; they count as wrong"
+        counts = (
+            (f"with more than {self.longest} pieces in a sentence", self.too_long, "are left out"),
+            ("with no piece in a sentence", self.without_pieces, "are left out"),
+            ("of two equal sentences", self.equal, "count as wrong"),
+        )
+        return (f"pairs {which}: {count:,}; they {fate}" for which, count, fate in counts if count)
 
     def require_telling(self, where: str) -> None:
         """Raises UserError if no pair can be right."""
@@ -137,8 +137,3 @@ def count_right(names: Sequence[str], scores: Array) -> dict[str, PairCount]:
         places.setdefault(name, []).append(place)
     found = {name: PairCount.from_scores(scores[own]) for name, own in places.items()}
     return {name: count for name, count in found.items() if count.pairs}
-
-
-def split_pairs(pairs: Sequence[Pair], size: int) -> Iterator[Sequence[Pair]]:
-    """Splits pairs into parts of `size`, in order."""
-    return (pairs[begin : begin + size] for begin in range(0, len(pairs), size))

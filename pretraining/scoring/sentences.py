@@ -25,12 +25,7 @@ import torch
 from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Special, Vocabulary
-from pretraining.architectures.declaration import (
-    count_encoder_flops,
-    count_head_products,
-    find_architecture,
-    serve_encoder,
-)
+from pretraining.architectures.declaration import serve_encoder
 from pretraining.checkpoint.models import StoredModel
 from pretraining.model.batch import PretrainingBatch, pack
 from pretraining.model.encoder import PretrainingModel
@@ -173,22 +168,6 @@ class Scorer:
             pieces = sentences.lengths[order]
         ends = np.flatnonzero(np.diff(np.cumsum(pieces) // self._together)) + 1
         return [part for part in np.split(order, ends) if len(part)]
-
-    def flops(self, texts: Sequence[str]) -> float:
-        """Counts the useful FLOPs of the matrix products for these sentences, each once. In the last layer only the
-        masked piece attends, if the architecture has faster layers."""
-        shape, sentences = self.model.shape, self.cut_texts([*dict.fromkeys(texts)])
-        lengths = sentences.lengths[sentences.have_scores(self.longest)]
-        kind, asked = find_architecture(shape.architecture), lengths - MARKS
-        head = asked.sum() * count_head_products(shape)
-        if self._served is None:
-            return float(head + count_encoder_flops(shape, lengths.tolist()))
-        every, (_, after) = np.repeat(lengths, asked), kind.count_products(shape)
-        if self._served.layers is None:
-            return float(head + count_encoder_flops(shape, every.tolist()) - after * (every.sum() - asked.sum()))
-        below = count_encoder_flops(replace(shape, layers=shape.layers - 1), every.tolist())
-        last = sum(kind.count_products(shape)) * asked.sum()
-        return float(head + below + last + 4.0 * shape.hidden * shape.heads * (asked * lengths).sum())
 
     @torch.inference_mode()
     def score_part(self, sentences: Sentences, part: Array) -> tuple[Array, Array]:

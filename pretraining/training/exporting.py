@@ -25,7 +25,6 @@ from pretraining.checkpoint.models import cut_rows
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER, find_checkpoint
 from pretraining.checkpoint.state import RunRecord, Saved
-from pretraining.config.settings import check_licence
 from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
 from pretraining.huggingface.verify import compute_probe, verify_export
@@ -99,7 +98,6 @@ class Exportable:
 def export(wanted: Export) -> Exported:
     """Reads a model, converts it, writes it as a folder of transformers and compares what is read back from there; one
     process does it."""
-    _require_licence(wanted.licence)
     out, own = wanted.out.resolve(), [(wanted.run / name).resolve() for name in (EXPORT, AVERAGED)]
     with nullcontext() if out in own else making([wanted.out], "export.py", [wanted.run], wanted.replace):
         model, dtype = read_source(wanted.run, wanted.checkpoint, wanted.average), getattr(torch, wanted.dtype)
@@ -118,15 +116,6 @@ def export(wanted: Export) -> Exported:
             differences = verify_export(unfinished, shape, logits, special)
     remark = find_objective(shape).reading or warn_of_classifiers(shape)
     return Exported(wanted.out, count_parameters(list_weights(shape)), differences, model.left_out, remark)
-
-
-def _require_licence(licence: str | None) -> None:
-    """Raises UserError for a licence that the hub would not read."""
-    try:
-        if licence is not None:
-            check_licence(licence)
-    except ValueError as error:
-        raise UserError(f"--licence {licence}: {error}") from None
 
 
 def read_source(source: Path, checkpoint: str | None, average: int | None) -> Exportable:

@@ -22,7 +22,7 @@ from pretraining.data.batches import full_sequences
 from pretraining.devices import read_name
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
-from pretraining.mesh.mesh import ALONE, Mesh, Rehearsal
+from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.batch import PretrainingBatches
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.planning.memory import MARGIN, Heaviest, Room, find_largest_that_fits
@@ -81,7 +81,7 @@ class MicroBatches:
         """Returns a function that says whether a number of sequences fits on this rank, by trial or by estimate."""
         zero, device = self._engine.zero, self._engine.device
         if can_try(device) and zero < 3:  # a trial needs a whole copy of the weights
-            mesh = Rehearsal(tensor_rank=self._engine.mesh.tensor_rank, tensor_ranks=self._engine.mesh.tensor_ranks)
+            mesh = Mesh(tensor_rank=self._engine.mesh.tensor_rank, tensor_ranks=self._engine.mesh.tensor_ranks)
             reserve = memory_to_reserve(self._target.plan_memory().device, device)
             return partial(fits_in_trial, self._target.heaviest(phase), device, reserve, mesh=mesh)
         return partial(self._target.fits, phase)

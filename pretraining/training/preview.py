@@ -13,12 +13,7 @@ from pretraining.reporting.hardware import measure_flops
 from pretraining.training.micro_batch import measure_room
 
 
-def plan_run(
-    recipe: Recipe,
-    manifest: Manifest | None,
-    ranks: int,
-    here: bool = True,
-) -> Plan:
+def plan_run(recipe: Recipe, manifest: Manifest | None, ranks: int, here: bool = True) -> Plan:
     """Plans a run whose GPUs nobody has named. With `here` it will run on this machine, whose measured speed counts."""
     device = torch.device("cpu" if recipe.parallel.device == "cpu" else find_kind())
     elsewhere = device.type == "cpu" and not here

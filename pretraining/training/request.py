@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
@@ -65,7 +64,6 @@ class Request:
     """folder of the run"""
     origin: StoredModel | None = None
     """base model of a new run; None if weights are drawn at random or the run continues"""
-    resume: Literal["auto", "never"] = "auto"
     stop_after: str | None = None
     """name of the phase to stop after"""
     time_limit: float | None = None

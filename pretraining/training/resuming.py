@@ -32,8 +32,6 @@ from pretraining.training.skips import Skip, read_skips
 def find_latest(request: Request, context: Context) -> Saved | None:
     """Finds the checkpoint to continue from; None for a new run."""
     out = request.out
-    if list_finished(out) and request.resume == "never":
-        raise UserError(f"--out {out}: has checkpoints; name a new folder, or leave out --resume never")
     checkpoint = find_newest_whole(out, context.warn)
     latest = None if checkpoint is None else Saved.read(checkpoint)
     if latest is not None and request.branch is not None:

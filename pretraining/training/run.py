@@ -151,7 +151,7 @@ def train_through(request: Request, context: Context, latest: Saved | None) -> b
             gc.collect()
             if not goes_on:
                 return is_done
-            request = replace(request, resume="auto", profile=0)  # the checkpoints and the profile are this run's own
+            request = replace(request, profile=0)  # it is there already
             latest = find_latest(request, context)
 
 

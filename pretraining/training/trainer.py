@@ -10,7 +10,6 @@ from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.average import Average, average_together
 from pretraining.checkpoint.loop import Loop, is_due
-from pretraining.checkpoint.record import list_finished, parse_step
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.precision import explain_slowness
@@ -50,7 +49,6 @@ class Trainer(Loop):
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
-        """the latest step record that this start has written"""
         self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
         """the model whose weights the run began with"""
         self.branch = None if latest is None else latest.run.branch
@@ -96,15 +94,12 @@ class Trainer(Loop):
         """Trains the phases that are left, up to one with another objective."""
         request = self.request
         with self.log, self.saver, self.profile or nullcontext():
-            self.log.text("recipe", request.recipe.as_toml())
-            if self.branch is not None:
-                self.log.text("branch", f"of {self.branch}")
             slowness = explain_slowness(request.recipe.precision.dtype, self.engine.device)
             for line in (*request.notes, *([slowness] if slowness else [])):
                 self.log.say(line)
             if self.state.phase >= request.num_phases:
                 self.log.say("all that was asked for is trained already")
-            with self.context.control.interruptible(self.log.say, self.describe_lost_steps):
+            with self.context.control.interruptible(self.log.say):
                 while self.state.phase < request.num_phases and not self.learns_otherwise:
                     self.train_phase()
                 self.saver.finish()
@@ -275,13 +270,6 @@ class Trainer(Loop):
         if not self.state.step:
             raise StoppedError(f"stopped by {decision.cause} in the first step; the same command begins anew", decision)
         self.end(decision, self.state.step)
-
-    def describe_lost_steps(self) -> str:
-        """Says how many steps are in no checkpoint, and so are lost if the run ends at once."""
-        saved = max((parse_step(path) for path in list_finished(self.request.out)), default=0)
-        lost = max(0, self.state.step - saved)
-        steps = f"{lost or 'no'} step{'s' * (lost != 1)} {'is' if lost == 1 else 'are'} lost"
-        return f"{steps}; the same command " + (f"continues after step {saved:,}" if saved else "begins anew")
 
     def make_divergence(self, reason: str, begin: int, end: int) -> DivergedError:
         """Makes the error for a fault in these batches of the phase; those before the checkpoint that the run goes back

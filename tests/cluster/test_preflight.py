@@ -251,7 +251,7 @@ def test_a_recipe_that_has_no_room_or_is_wrong(place: Place, words: tuple[object
 def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
     inputs = (1e12, Path("gpt2_8b"), ["--phases.0.length", "64"], Manifest.read(place.data), 512)
     check_recipe(*inputs, per_node=8)
-    with pytest.raises(UserError, match="does not divide the 4 ranks of a node, and between nodes the sums"):
+    with pytest.raises(UserError, match="does not divide the 4 ranks of a node; take a divisor"):
         check_recipe(*inputs, per_node=4)
     inputs[2].append("--parallel.across_nodes=true")
     check_recipe(*inputs, per_node=4)

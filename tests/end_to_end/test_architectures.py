@@ -182,11 +182,8 @@ def test_replaced_pieces_are_scored_on_data_alone(name: str, exported: Path, unp
 
 
 @pytest.mark.parametrize("name", ["modern", *map(slow, ("roberta", "gpt"))])
-def test_an_export_is_scored_as_its_run(
-    name: str, exported: Path, unpaired: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_is_scored_as_its_run(name: str, exported: Path, unpaired: Place, tmp_path: Path) -> None:
     """On the data that is held out, and on minimal pairs, by checkpoint and folder."""
-    monkeypatch.setattr(run_pairs, "measure_flops", lambda *_: 1e12)
     pairs, run = tmp_path / "pairs.tsv", exported.parent
     lines = [f"the river {word} was long\tlong was {word} river the\n" for word in "of and to in is that it".split()]
     pairs.write_text("good\tbad\n" + "".join(lines))

@@ -106,12 +106,10 @@ def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
 
 
-@pytest.mark.parametrize("more", [slow(["--checkpoints.every", "0"]), slow(["--resume", "never"])])
-def test_a_bad_batch_before_the_first_checkpoint_and_in_a_run_that_resumes_nothing(
-    place: Place, without_bad: Path, more: list[str]
-) -> None:
-    """The run begins again, or goes back to a checkpoint of its own."""
-    going = launch(place.command("run", *SAVES, *more), fault=Poison("loss", "batch"))
+@pytest.mark.slow
+def test_a_bad_batch_before_the_first_checkpoint(place: Place, without_bad: Path) -> None:
+    """The run begins again."""
+    going = launch(place.command("run", *SAVES, "--checkpoints.every", "0"), fault=Poison("loss", "batch"))
     assert_ended(going, 0, "warning: the loss is nan at step 3 on rank 1")
     assert_same(place.folder / "run", without_bad)
 

@@ -149,9 +149,8 @@ def test_shards_are_scored_either_way(model: Path, shared: Place) -> None:
 
 
 @torch.inference_mode()
-def test_pairs_are_scored_either_way(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_are_scored_either_way(model: Path, tmp_path: Path) -> None:
     """As transformers computes it: from the piece before each mask, and of the same weights as a decoder."""
-    monkeypatch.setattr(run_pairs, "measure_flops", lambda *_: 1e12)
     sentences = ("the river is long", "river the long is")
     (tmp_path / "pairs.tsv").write_text("good\tbad\n" + "\t".join(sentences) + "\n")
     tokenizer: Any = AutoTokenizer.from_pretrained(model)

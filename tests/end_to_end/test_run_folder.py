@@ -188,7 +188,6 @@ def test_a_finished_run_with_a_phase_more_or_other_data_or_another_model(
     for command, told in ((another, "phases.2.steps was not set, now 3"), (other, "the fingerprint of the data was ")):
         errors = assert_refused(command, f"--out {run}: is trained to its end\n", f"  {told}")
         assert f": --init {run} --out NEW\n" in errors
-    assert_refused(place.command(run, "--resume", "never"), "has checkpoints; name a new folder")
     errors = assert_refused(place.command(run, "--model.layers", "3"), "model.layers was 2, now 3")
     assert errors.endswith("\nname a new folder\n"), "its weights do not fit"
 

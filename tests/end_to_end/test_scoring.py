@@ -49,12 +49,6 @@ def pairs(shared: Place) -> Path:
     return write_pairs(shared.folder / "pairs.jsonl")
 
 
-@pytest.fixture
-def known_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody measures anew how fast this machine multiplies, which takes most of what scoring few pairs does."""
-    monkeypatch.setattr(run_pairs, "measure_flops", lambda *_: 1e12)
-
-
 @pytest.fixture(scope="module")
 def run(shared: Place, pairs: Path) -> Path:
     """A run that was asked about pairs at the ends of its phases."""
@@ -65,7 +59,6 @@ def run(shared: Place, pairs: Path) -> Path:
     return shared.folder / "asked"
 
 
-@pytest.mark.usefixtures("known_rate")
 def test_pairs_are_asked_at_the_ends_of_phases_as_run_pairs_asks_them(run: Path, pairs: Path, tmp_path: Path) -> None:
     found = [record["pairs_accuracy"] for record in records(run, "evaluation")]
     assert len(found) == 2
@@ -199,12 +192,10 @@ def test_a_mask_is_filled(run: Path) -> None:
         (["--fill", "[MASK] " * 70], "64 positions"),
         ([], "none is given"),
         (["--fill", "[MASK]", "--best", "0"], "--best 0"),
-        (["--fill", "[MASK]", "--length", "64"], "--length: only with --data"),
     ):
         assert told in run_main(evaluate.main, run, *words, code=2)
 
 
-@pytest.mark.usefixtures("known_rate")
 def test_pairs_go_on_where_they_were_stopped(
     run: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,7 +223,6 @@ def test_pairs_go_on_where_they_were_stopped(
     assert len(asked) == 5
 
 
-@pytest.mark.usefixtures("known_rate")
 def test_what_is_wrong_with_pairs_is_told(run: Path, pairs: Path, tmp_path: Path) -> None:
     own, out = tmp_path / "own.tsv", tmp_path / "out"
     own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n\u200b\tb\n")
@@ -254,7 +244,6 @@ def test_what_is_wrong_with_pairs_is_told(run: Path, pairs: Path, tmp_path: Path
         assert told in run_main(run_pairs.main, *words, code=2)
 
 
-@pytest.mark.usefixtures("known_rate")
 def test_a_folder_of_another_model_is_refused(run: Path, pairs: Path, tmp_path: Path) -> None:
     first = list_finished(run)[0]
     command = ["--pairs", str(pairs), "--out", str(tmp_path / "out"), "--model"]

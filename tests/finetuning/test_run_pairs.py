@@ -26,12 +26,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out what takes most of the time of a few pairs: how fast this machine is."""
-    monkeypatch.setattr(run_pairs, "measure_flops", lambda *_: 1e12)
-
-
-@pytest.fixture
 def score(model: Path, tmp_path: Path) -> Score:
     def run(rows: Sequence[tuple[str, ...]], out: str = "out", code: int = 0) -> str:
         lines = [dict(zip(("phenomenon", "paradigm", "good"), row, strict=False)) for row in rows]
@@ -61,13 +55,11 @@ def test_paradigms_of_one_name_are_told_apart_by_their_phenomena(score: Score, t
     assert table(said) == shown
 
 
-@pytest.mark.usefixtures("quick")
 def test_groups_without_names_are_shown_beside_others(score: Score) -> None:
     assert table(score([("", ""), ("", "")], "alone")) == [["all", "2"]]
     assert [name for name, _ in table(score([("", "p"), ("", "")]))] == ["p", "(none", "all"]
 
 
-@pytest.mark.usefixtures("quick")
 def test_pairs_that_are_too_long_are_named_before_scoring(score: Score, tmp_path: Path) -> None:
     assert "none of its 2 pairs says anything" in score([("x", "p", LONG)] * 2, code=2)
     assert not (tmp_path / "out").exists()
@@ -76,7 +68,6 @@ def test_pairs_that_are_too_long_are_named_before_scoring(score: Score, tmp_path
     assert said.index("pieces in a sentence: 1; they are left out") < said.index("100%")
 
 
-@pytest.mark.usefixtures("quick")
 def test_the_usual_pairs_are_found_compressed_or_not(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

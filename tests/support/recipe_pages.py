@@ -54,7 +54,7 @@ DEEPSPEED = f"""\
 ## [deepspeed]
 
 Settings of DeepSpeed's own, as its documentation has them, for what the recipe has no name for. What follows from the
-recipe, such as batches, precision and the ZeRO stage, is refused here with the name that it has there. Open are:
+recipe, such as batches, precision and the ZeRO stage, is refused here. Open are:
 
 {", ".join(f"`{name}`" for name in sorted(OPEN))}
 """

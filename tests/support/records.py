@@ -55,5 +55,8 @@ SCORES = EvaluationRecord(
 )
 
 
+PLAIN: dict[str, Any] = {"tensorboard": False, "first_step": 0, "active": True, "name": ""}
+
+
 def open_log(folder: Path, console: Console | None = None, **options: Any) -> RunLog:
-    return RunLog(folder, console or Console(file=io.StringIO()), **{"tensorboard": False, **options})
+    return RunLog(folder, console or Console(file=io.StringIO()), **{**PLAIN, **options})

@@ -106,7 +106,6 @@ class StandIn:
             "dtype": "fp32",
             "device": "cpu",
             "threads": 1,
-            "utilisation": None,
         }
         groups = {"phenomena": {"binding": share}, "paradigms": {}}
         write_json(out / "results.json", {**share, **about, **took, **groups, "torch": "2"})

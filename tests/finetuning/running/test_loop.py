@@ -167,7 +167,7 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict
     wait_for(lambda: "press Ctrl-C" in run.done()[0].output)
     time.sleep(ECHO_SECONDS + 0.1)
     run.signal(signal.SIGINT)
-    assert_ended(run, Code.INTERRUPTED, "interrupted; the same command goes on from the last checkpoint")
+    assert_ended(run, Code.INTERRUPTED, "interrupted; the same command continues from the last checkpoint")
     assert_well(fine_tune(toy.command("stopped")))
     assert outcome(toy.folder / "stopped") == straight_toy
 

@@ -26,7 +26,7 @@ from pretraining.optimizers.lamb import find_apex_fault
 
 SIZE = 'a whole number of at least 1 is needed, or "auto"'
 STATIC = 'static masks are in the data already; take objective.masks = "dynamic", or make other data with shard.py …'
-FOLLOWS = "follows from the recipe"
+DECIDED = "the other sections of the recipe decide this; remove it"
 SHARED = PLAIN.replace("steps = 100\n", "share = 0.9\n").replace("steps = 20", "share = 0.1")
 BUILD = "build NVIDIA's from its source: docs/training.md has the command"
 DYNAMIC, APEX = "--objective.masks dynamic", "--optimizer.name lamb --optimizer.kernels apex"
@@ -91,11 +91,11 @@ def is_named(fault: str, expected: str) -> bool:
         ("--compute.attention own --compute.kernels torch", '--compute.attention = "own": … take "auto"'),
         ("--compute.compile true --parallel.zero 3", "--compute.compile = true: … take parallel.zero = 1 or 2, or …"),
         # DeepSpeed's own
-        ("--deepspeed.train_batch_size 8", f"--deepspeed.train_batch_size = 8: {FOLLOWS}: phases.0.batch; remove it"),
-        ("--deepspeed.zero_optimization.stage 2", f"--deepspeed.… = 2: {FOLLOWS}: parallel.zero; …"),
-        ("--deepspeed.zero_optimization.round_robin_gradients", "--deepspeed.… = true: DeepSpeed mixes up …"),
-        ("--deepspeed.zero_optimization.zenflow", "--deepspeed.zero_optimization.zenflow = true: … remove it"),
-        ("--deepspeed.prescale_gradients", f"--deepspeed.prescale_gradients = true: {FOLLOWS}: … remove it"),
+        ("--deepspeed.train_batch_size 8", f"--deepspeed.train_batch_size = 8: {DECIDED}"),
+        ("--deepspeed.zero_optimization.stage 2", f"--deepspeed.… = 2: {DECIDED}"),
+        ("--deepspeed.zero_optimization.round_robin_gradients", f"--deepspeed.… = true: {DECIDED}"),
+        ("--deepspeed.zero_optimization.zenflow", f"--deepspeed.zero_optimization.zenflow = true: {DECIDED}"),
+        ("--deepspeed.prescale_gradients", f"--deepspeed.prescale_gradients = true: {DECIDED}"),
         ("--deepspeed.zero_optimization 2", "--deepspeed.zero_optimization = 2: a table is needed"),
         ("--deepspeed.wall_clock_break_down", "--deepspeed.… = true: unknown; … deepspeed.wall_clock_breakdown?"),
         # LAMB's
@@ -112,7 +112,7 @@ def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str
     [
         ("--parallel.device cuda", "cpu", '--parallel.device = "cuda": no GPU … or look at nvidia-smi'),
         (APEX, "cuda", f'--optimizer.kernels = "apex": apex is not installed … {BUILD}, or take "auto"'),
-        (APEX, "cpu", '--optimizer.kernels = "apex": needs a GPU (parallel.device = "auto"); take "auto"'),
+        (APEX, "cpu", '--optimizer.kernels = "apex": needs a GPU, and parallel.offload = "none"; take "auto"'),
         (f"{APEX} --parallel.offload optimizer", "cuda", "--optimizer.kernels = … and parallel.offload = …; take …"),
     ],
 )  # fmt: skip

@@ -19,7 +19,7 @@ from data_prep.common.toml_text import read_toml, toml_text, toml_value
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import RECIPES, load_recipe
-from pretraining.config.settings import LICENCE_HINT, Recipe
+from pretraining.config.settings import Recipe
 from pretraining.model.shape import Learning, Shape
 
 
@@ -77,7 +77,6 @@ AFTER = "after validation, not 3"  # pydantic's words
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: should be less than 1"),
         ("--parallel.zero 4", "--parallel.zero = 4: should be less than or equal to 3"),
-        ("--card.licence Apache-2.0", f'--card.licence = "Apache-2.0": {LICENCE_HINT}'),
         ("--parallel.zero", "--parallel.zero = true: should be a valid integer"),
         ("--parallel.zero --seed 3", "--parallel.zero = true: should be a valid integer"),
         ("--compute.compile maybe", '--compute.compile = "maybe": should be a valid boolean'),

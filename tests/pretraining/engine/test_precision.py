@@ -102,7 +102,7 @@ def test_gpus_compute_in_the_best_type_that_they_have(monkeypatch: pytest.Monkey
         (H200, CPU, {"dtype": "fp16"}, {}, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
         (T4, GPU, {"dtype": "bf16"}, {}, r'precision.dtype = "bf16": Tesla T4 has none; take "fp16" or "auto"'),
         (T4, GPU, {"dtype": "fp32", "tf32": True}, {}, "precision.tf32 = true: Tesla T4 has none; take false"),
-        (H200, GPU, {}, {"compile": True}, r"compute.compile = true: needs Triton \(pip install triton"),
+        (H200, GPU, {}, {"compile": True}, r"compute.compile = true: needs .* on a GPU Triton that knows it"),
     ],
 )
 def test_what_a_device_has_not_is_refused(
@@ -120,8 +120,8 @@ def test_what_a_device_has_not_is_refused(
 @pytest.mark.parametrize(
     ("owner", "name", "value", "message"),
     [
-        (cpu_kernels, "find_compiler", None, r"compute.compile = true: needs a C\+\+ compiler \(install g\+\+"),
-        (sysconfig, "get_path", "/nowhere", r"needs Python.h \(install python3-dev"),  # as on Debian
+        (cpu_kernels, "find_compiler", None, r"compute.compile = true: needs a C\+\+ compiler \(g\+\+\)"),
+        (sysconfig, "get_path", "/nowhere", r"Python.h \(python3-dev\)"),  # as on Debian
     ],
 )
 def test_compiling_needs_a_compiler_and_headers(

@@ -64,9 +64,8 @@ def provenance(manifest: Manifest) -> Provenance:
 
 
 def card(shape: Shape, provenance: Provenance | None = None, **more: Any) -> str:
-    return make_model_card(
-        shape, **{"folder": Path("runs/mine/export"), "length": 64, "provenance": provenance, **more}
-    )
+    given = {"folder": Path("runs/mine/export"), "length": 64, "licence": None, "provenance": provenance, **more}
+    return make_model_card(shape, **given)
 
 
 def front(text: str, folder: Path) -> dict[str, Any]:

@@ -97,8 +97,7 @@ def test_a_library_that_others_may_have_planted_is_not_loaded(
     assert not builds[-1].exists()
     [line] = capfd.readouterr().err.splitlines()
     assert line.startswith(f"warning: {tmp_path / 'cloze'}")
-    elsewhere = f"kept in {tmp_path}/cloze-{os.geteuid()}" if planted == "folder" else "built for this process alone"
-    assert line.endswith(f"; the kernels for CPUs are {elsewhere}")
+    assert line.endswith(f"; the kernels for CPUs are kept in {tmp_path}/cloze-{os.geteuid()}")
     assert library.stat().st_ino == inode
 
 
@@ -122,7 +121,7 @@ def test_nothing_is_compiled_where_others_can_rename_it(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     library = kernels._load_library(COMPILER)
     assert library.kernels
-    assert builds[0].is_relative_to(temporary) == (mode == 0o1777)
+    assert any(work.is_relative_to(temporary) for work in builds) == (mode == 0o1777)
     assert not Path(library._name).is_relative_to(temporary)
 
 
@@ -278,8 +277,7 @@ def test_whether_turning_pays_is_known_by_sizes_and_processor(monkeypatch: pytes
 def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_functions", lambda: {"attention_by_tiles_bfloat16": None})
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
-    with pytest.warns(UserWarning, match="Linux forbids this process the processor's tiles"):
-        assert not kernels.has_tiles.__wrapped__()
+    assert not kernels.has_tiles.__wrapped__()
 
 
 @pytest.mark.usefixtures("tiles")

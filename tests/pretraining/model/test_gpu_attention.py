@@ -253,28 +253,18 @@ def test_it_attends_where_it_is_asked_for_and_can(monkeypatch: pytest.MonkeyPatc
     assert chosen(512) is Packed
 
 
-def test_by_default_it_attends_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    as_on_a_gpu(monkeypatch, "auto")
-    assert not gpu_layouts.FASTER, "nothing is measured yet"
+@pytest.mark.parametrize("choice", ["auto", "flash"])
+def test_by_default_it_does_not_attend(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
+    as_on_a_gpu(monkeypatch, choice)
     assert chosen(1) is Packed
-    monkeypatch.setattr(gpu_layouts, "FASTER", {(90, 64): 128})
-    assert (chosen(128), chosen(129), chosen(128, size=32)) == (Own, Packed, Packed)
-    monkeypatch.setattr(gpu_layouts, "_choice", "flash")
-    assert chosen(128) is Packed
 
 
-def test_why_it_does_not_attend_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = torch.empty(1, 128)
-    assert gpu_layouts.explain_others(states, 2, 512).startswith("needs 16 bits")
+def test_where_it_cannot_attend_its_needs_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     as_on_a_gpu(monkeypatch, "own")
-    assert gpu_layouts.explain_others(states, 2, 512) == ""
-    assert gpu_layouts.explain_others(states, 1, 513) == "needs sequences of at most 512 pieces, not 513"
-    assert gpu_layouts.explain_others(states, 8, 9) == "needs heads of 32, 64 or 128 numbers, not 16"
+    states = torch.empty(1, 128)
     assert gpu_layouts.note_choice(states, 1, 513) == "", "a CPU draws the same masks anyway"
     on_gpu: Any = SimpleNamespace(is_cuda=True, shape=states.shape)
-    told = 'compute.attention = "own": needs sequences of at most 512 pieces, not 513; PyTorch attends instead'
-    assert gpu_layouts.note_choice(on_gpu, 1, 513) == told
-    monkeypatch.setattr(gpu, "usable", lambda *_: False)
-    assert gpu_layouts.explain_others(states, 2, 512).startswith("needs Triton")
+    told = 'compute.attention = "own": needs heads of 32, 64, 128 numbers, at most 512 pieces, 16 bits, Triton, and'
+    assert gpu_layouts.note_choice(on_gpu, 1, 513).startswith(told)
     monkeypatch.setattr(gpu_layouts, "_choice", "auto")
     assert gpu_layouts.note_choice(on_gpu, 1, 513) == "", "nobody has asked for it"

@@ -255,7 +255,10 @@ def test_full_sequences_are_tried() -> None:
     ("words", "message"),
     [
         (("--objective.name", "rtd"), 'objective.name = "rtd": "bert" has no head of replaced pieces'),
-        ((*ELECTRA, "--objective.generator_share", "1.5"), "= 1.5: a generator wider than the model; take at most 1"),
+        (
+            (*ELECTRA, "--objective.generator_share", "1.5"),
+            "= 1.5: should be less than or equal to 1",
+        ),
         ((*ELECTRA, "--objective.generator_share", "0"), "objective.generator_share"),
         (("--objective.generator_layers", "1"), 'objective.generator_layers = 1: is for objective.name = "rtd"'),
         ((*ELECTRA, "--objective.rate", "0.3"), "static masks are in the data already"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 import os
 import resource
@@ -23,19 +22,13 @@ from tensorboard.backend.event_processing import event_accumulator as events
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
 from pretraining.objectives.declaration import list_loss_curves
-from pretraining.reporting.figures import draw_chart, draw_losses
+from pretraining.reporting.figures import draw_chart
 from pretraining.reporting.metrics_file import METRICS, Logged, read_newest_records, read_step_records
 from pretraining.reporting.run_log import TENSORBOARD, cut_metrics
 
 
 def read_lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-
-
-def test_the_command_that_draws_a_short_run_names_its_folder_as_a_word(tmp_path: Path) -> None:
-    (run := tmp_path / "my run").mkdir()
-    (run / METRICS).touch()
-    assert f"python cluster/status.py '{run}' --charts draws" in draw_losses(run, list_loss_curves(), least=20)
 
 
 def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
@@ -83,11 +76,9 @@ def test_ranks_other_than_0_write_nothing(tmp_path: Path) -> None:
     assert output.getvalue() == ""
 
 
-def test_tensorboard_shows_each_step_once_the_recipe_as_a_text_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
+def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
     """Of the phase and the time left, which the lines of JSON have."""
-    recipe = '[model]\nsize = "tiny"  # *two* layers\n\n[[phases]]\nname = "a_b_c"\n'
     with open_log(tmp_path, tensorboard=True) as log:
-        log.text("recipe", recipe)
         for step in (10, 20, 30):
             log.write(replace(RECORD, step=step, loss=1.0))
     with open_log(tmp_path, tensorboard=True, first_step=21) as log:
@@ -101,17 +92,7 @@ def test_tensorboard_shows_each_step_once_the_recipe_as_a_text_and_no_curve_of_w
     curves = {name.partition("/")[2] for name in names}
     assert {"masked_loss", "next_accuracy", "seconds_per_step", "examples_seen", "pieces_seen"} <= curves
     assert not curves & {"step", "phase", "seconds_left", "time", "scored_examples", "evaluation_seconds"}
-    [text] = found.Tensors("recipe/text_summary")
-    shown = text.tensor_proto.string_val[0].decode()
-    assert [line.removeprefix("    ") for line in shown.splitlines()] == recipe.splitlines()
-    assert all(line.startswith("    ") for line in shown.splitlines())  # a block of code in Markdown
     assert {"phase", "seconds_left"} <= read_lines(tmp_path)[0].keys()
-
-
-def test_without_tensorboard_the_cure_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UserError, match="pip install tensorboard"), open_log(tmp_path, tensorboard=True):
-        pass
 
 
 def log_for_a_reader_who_leaves() -> None:
@@ -182,8 +163,8 @@ def step(number: int, loss: float | None = 5.0, **more: object) -> dict[str, Any
     return {"kind": "step", "step": number, "loss": loss, **more}
 
 
-def curve_of(path: Path, places: int) -> list[tuple[int, float]]:
-    return [(logged.step, logged.figures["loss"]) for logged in read_step_records(path, places)]
+def curve_of(path: Path) -> list[tuple[int, float]]:
+    return [(logged.step, logged.figures["loss"]) for logged in read_step_records(path)]
 
 
 def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
@@ -193,7 +174,7 @@ def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
     found = read_newest_records(tmp_path / METRICS, KINDS)
     assert found["step"]["pieces_per_second"] == RECORD.speed.pieces_per_second
     assert found["evaluation"]["masked_loss"] == SCORES.learns["masked_loss"]
-    assert curve_of(tmp_path / METRICS, 200) == [(12000, RECORD.loss)]
+    assert curve_of(tmp_path / METRICS) == [(12000, RECORD.loss)]
 
 
 def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
@@ -208,31 +189,19 @@ def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
 def test_a_line_that_is_being_written_counts_for_nothing(torn: bytes, tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0), step(2, 6.0)], torn)
     assert read_newest_records(path, KINDS) == {"step": step(2, 6.0)}
-    assert curve_of(path, 200) == [(1, 7.0), (2, 6.0)]
+    assert curve_of(path) == [(1, 7.0), (2, 6.0)]
 
 
 def test_of_steps_that_were_done_again_the_last_counts_and_an_empty_file_has_none(tmp_path: Path) -> None:
     path = write(tmp_path, [*(step(number, 9.0) for number in (1, 2, 3)), *(step(number, 8.0) for number in (2, 3, 4))])
-    assert curve_of(path, 200) == [(1, 9.0), (2, 8.0), (3, 8.0), (4, 8.0)]
+    assert curve_of(path) == [(1, 9.0), (2, 8.0), (3, 8.0), (4, 8.0)]
     path = write(tmp_path, [])
-    assert (read_newest_records(path, KINDS), curve_of(path, 200)) == ({}, [])
+    assert (read_newest_records(path, KINDS), curve_of(path)) == ({}, [])
 
 
 def test_damaged_lines_and_losses_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
     path = write(tmp_path, [step(1, 7.0)], b'garbage\n[1, 2]\n\n{"kind": "step", "step": 2, "loss": null}\n')
-    assert (read_newest_records(path, KINDS), curve_of(path, 200)) == ({"step": step(2, None)}, [(1, 7.0)])
-
-
-def test_a_long_file_is_read_at_places_over_all_of_it(tmp_path: Path) -> None:
-    lines = [b'{"kind": "step", "step": %d, "loss": %d.5}\n' % (number, number) for number in range(1, 200_001)]
-    (tmp_path / METRICS).write_bytes(b"".join(lines))
-    curve = curve_of(tmp_path / METRICS, 50)
-    steps = [number for number, _ in curve]
-    assert len(curve) < 10_000, "a sample, not all of it"
-    assert steps == sorted(set(steps))
-    assert (steps[0], steps[-1]) == (1, 200_000)
-    assert max(later - number for number, later in itertools.pairwise(steps)) < 200_000 / 45
-    assert all(loss == number + 0.5 for number, loss in curve)
+    assert (read_newest_records(path, KINDS), curve_of(path)) == ({"step": step(2, None)}, [(1, 7.0)])
 
 
 def record(step: int, **figures: float) -> Logged:
@@ -252,9 +221,7 @@ def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
     assert (np.asarray(validation.get_xdata()).tolist(), validation.get_label()) == ([50.0, 100.0], "validation")
 
 
-def test_a_leap_does_not_press_the_rest_together_and_what_is_no_number_is_left_out() -> None:
-    leaps = {501: {"masked_loss": 500.0}, 502: {"masked_loss": float("nan")}}
-    trained = [record(step, **leaps.get(step, {})) for step in range(1, 1001)]
+def test_a_loss_that_is_no_number_is_left_out() -> None:
+    trained = [record(step, **({"masked_loss": float("nan")} if step == 502 else {})) for step in range(1, 1001)]
     axes = draw_chart(trained, [], "run", list_loss_curves()).axes[0]
-    assert axes.get_ylim()[1] < 100
     assert len(np.asarray(axes.lines[0].get_ydata())) == 999

@@ -173,8 +173,6 @@ def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     for arguments, message in [
         ([str(tmp_path / "nowhere")], "nowhere: no such folder"),
         ([str(run), "--checkpoint", "first"], "no checkpoint first"),
-        ([str(run), "--licence", "Apache 2.0"], "--licence Apache 2.0: a licence as the hub spells it is needed"),
-        ([str(run), "--licence", ""], "--licence : a licence as the hub spells it is needed"),
     ]:
         assert main([*arguments, *out]) == 2
         assert message in capsys.readouterr().err

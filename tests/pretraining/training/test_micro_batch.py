@@ -17,7 +17,7 @@ from torch import Tensor
 from pretraining.architectures.declaration import make_shape
 from pretraining.data.batches import full_sequences
 from pretraining.engine.engine import is_shortage
-from pretraining.mesh.mesh import Rehearsal
+from pretraining.mesh.mesh import Mesh
 from pretraining.planning.memory import Heaviest, find_largest_that_fits, plan_activations
 from pretraining.training import micro_batch
 from pretraining.training.micro_batch import fits_in_trial, memory_to_reserve
@@ -59,7 +59,7 @@ def kept_by(heaviest: Heaviest, sequences: int) -> int:
 def test_a_share_of_a_model_is_tried_without_the_other_ranks() -> None:
     """It keeps less than a whole one."""
     with memory_of(0) as kept:
-        assert fits_in_trial(HEAVIEST, CPU, 0, 3, Rehearsal(tensor_rank=1, tensor_ranks=2))
+        assert fits_in_trial(HEAVIEST, CPU, 0, 3, Mesh(tensor_rank=1, tensor_ranks=2))
     assert 0 < kept.bytes < kept_by(HEAVIEST, 3)
 
 
