@@ -236,16 +236,10 @@ def _divide_digests(folder: Path, digests: Digests, count: int) -> None:
 
 
 def _mark_bucket(path: Path, copies: Array) -> None:
-    """Marks the copies in a file of digests, some at a time: all but the first document of each digest."""
-    seen = np.empty(0, np.uint64)
-    with path.open("rb") as file:
-        while len(rows := np.fromfile(file, DIGEST, ROWS)):
-            different, firsts = np.unique(rows["digest"], return_index=True)
-            fresh = ~np.isin(different, seen, assume_unique=True)
-            again = np.ones(len(rows), bool)
-            again[firsts[fresh]] = False
-            copies[rows["number"][again]] = 1
-            seen = np.concatenate([seen, different[fresh]])
+    """Marks the copies in a file of digests: all but the first document of each digest."""
+    rows = np.fromfile(path, DIGEST)
+    _, firsts = np.unique(rows["digest"], return_index=True)
+    copies[np.delete(rows["number"], firsts)] = 1
     path.unlink()
 
 

@@ -143,8 +143,7 @@ def find_warnings(manifest: Manifest) -> Iterator[str]:
             lost = format_percent(use.lost_parted / use.text)
             yield (
                 f"over-long sentences lose {lost} of the text at length {use.length}: they have no full stop for more "
-                "than an example has room for, and are parted before words; where the text lacks line breaks at the "
-                "ends of sentences, these help"
+                "than an example has room for; line breaks at the ends of sentences help"
             )
     if manifest.figures:
         yield from _validation_warnings(manifest)

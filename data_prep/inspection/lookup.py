@@ -229,7 +229,9 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
     if len(found) > 1:
         raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give the number of one")
-    document = _read_document(*found[0])
+    path, source, row = found[0]
+    batch = read_batch(map_batches(path), 0, path)
+    document = KeptDocument(source, *(batch[name][row].as_py() for name in ("id", "title", "sentences")))
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     require_known(chain.from_iterable(document.sentences), vocabulary, f"{folder}: document {wanted} has")
     return document, vocabulary
@@ -272,9 +274,3 @@ def _find_rows(files: Iterable[tuple[Path, str, pa.RecordBatch]], **wanted: str)
         for name, value in wanted.items():
             fits &= np.asarray(pc.equal(batch[name], value))
         yield from ((path, source, row) for row in np.flatnonzero(fits).tolist())
-
-
-def _read_document(path: Path, source: str, row: int) -> KeptDocument:
-    """Reads a document."""
-    batch = read_batch(map_batches(path), 0, path)
-    return KeptDocument(source, *(batch[name][row].as_py() for name in ("id", "title", "sentences")))

@@ -202,15 +202,6 @@ def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> 
     return found
 
 
-def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
-    """Returns a warning if a run needs more disk than is free, files of an earlier run included; otherwise ""."""
-    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
-    needed, free = max(step.disk for step in steps), shutil.disk_usage(find_existing_folder(folder)).free + used
-    if needed <= free:
-        return ""
-    return f"the run will need some {format_size(needed)} in {folder} at its largest, and {format_size(free)} are free"
-
-
 def format_size(number: float) -> str:
     """Spells a number of bytes in a unit that fits it."""
     return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
@@ -309,6 +300,10 @@ def print_forecast(inputs: Inputs, console: Console) -> None:
     shards = sum(step.tasks for step in steps if step.name.startswith("shards"))
     stored = sum(costs.written[f"shards-{length}"] for length in settings.lengths) * bool(shards)
     stay = f"{format_size(stored * (size + amount.taken) * amount.repeated)} in {shards:,} shards stay"
-    console.print(f"disk: {format_size(max(step.disk for step in steps))} at the largest, of which {stay}")
-    if note := describe_disk_need(inputs.folder, steps):
-        print_warning(console, note)
+    folder, need = inputs.folder, max(step.disk for step in steps)
+    console.print(f"disk: {format_size(need)} at the largest, of which {stay}")
+    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    free = shutil.disk_usage(find_existing_folder(folder)).free + used  # files of an earlier run are written anew
+    if need > free:
+        room = f"{format_size(need)} in {folder} at its largest, and {format_size(free)} are free"
+        print_warning(console, f"the run will need some {room}")
