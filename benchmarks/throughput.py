@@ -194,7 +194,7 @@ class ContestRun:
                 if side.name == first and number % EACH == 0:
                     self._ceilings.append(measure_flops(bench.device, bench.dtype))
                 seconds = float(side.ask("step", batch))
-                progress.advance(1, 0)
+                progress.advance(1)
                 return seconds
 
             turns = {name: partial(take_turn, side, enumerate(self._batches)) for name, side in sides.items()}

@@ -20,7 +20,7 @@ from data_prep.running import Step
 from data_prep.seals import require_seal
 from data_prep.settings import Errors, Fact, list_by
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
-from data_prep.vocabulary.kinds.declaration import find_kind, load_vocabulary
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import TokensRecord
 
@@ -116,12 +116,7 @@ class Origins:
         """Loads the vocabulary that all of them were cut with."""
         first = self.folders[0]
         said = first.manifest.vocabulary
-        path = first.folder / find_kind(first.manifest.settings.tokenizer).vocabulary.file
-        if not path.is_file():
-            raise DamageError(f"{path}: missing: it is the vocabulary that the documents were cut with")
-        vocabulary = load_vocabulary(first.folder, said.cased)
-        if vocabulary.sha256 != said.sha256:
-            raise DamageError(f"{path}: not the vocabulary that its {MANIFEST} tells of: it was edited")
+        vocabulary = load_own_vocabulary(first.folder, first.manifest)
         for other in self.folders[1:]:
             if (other.manifest.vocabulary.sha256, other.manifest.vocabulary.cased) != (said.sha256, said.cased):
                 raise UserError(
@@ -149,12 +144,15 @@ class Origins:
         """Makes a task of every file of documents; `out` is the folder that shards of them are made in."""
         for origin in self.folders:
             for file in origin.manifest.kept:
-                fault = ""
-                try:
-                    file.find(origin.folder)
-                except DamageError as error:
-                    fault = str(error)
-                yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors, fault)
+                yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors)
+
+
+def load_own_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary:
+    """Loads the vocabulary of a finished folder; raises DamageError where it is not the one of its manifest."""
+    vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
+    if vocabulary.sha256 != manifest.vocabulary.sha256:
+        raise DamageError(f"{folder / vocabulary.file}: not the vocabulary that its {MANIFEST} tells of: it was edited")
+    return vocabulary
 
 
 def find_origins(given: Iterable[str]) -> Origins:
@@ -223,8 +221,6 @@ class TakeTask:
     """The key of that folder."""
     file: KeptFile
     errors: Errors
-    fault: str = ""
-    """The fault that the main process found, if any."""
 
     @property
     def name(self) -> str:
@@ -243,7 +239,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     counts = {name: getattr(file, name) for name in COUNTS}
     place = f"{task.way}/{file.path}"
     record = TokensRecord(files=[], elsewhere=place, source=file.source, documents=file.rows, **counts)
-    if not (fault := task.fault or _describe_damage(task)):
+    if not (fault := _describe_damage(task)):
         return record
     if task.errors != "skip":
         raise UserError(f"{fault}\nmake the folder anew, or leave these documents out with --errors skip")
@@ -252,11 +248,13 @@ def take_file(task: TakeTask) -> TokensRecord:
 
 
 def _describe_damage(task: TakeTask) -> str:
-    """Describes the damage of a file, or returns ""; raises UserError if only this host does not find it."""
+    """Describes the damage of a file, or returns ""; raises UserError if this host does not see its folder."""
+    if not task.folder.is_dir():
+        raise UserError(f"{task.folder}: not seen here: all hosts must see it by this path")
     try:
         path = task.file.find(task.folder)
     except DamageError as error:
-        raise UserError(f"{error}\nit is seen elsewhere: all hosts must see {task.folder} by this path") from None
+        return str(error)
     return "" if sha256(path) == task.file.sha256 else f"{path}: the content changed after it was written"
 
 
@@ -266,4 +264,4 @@ def make_kept_file(record: TokensRecord) -> KeptFile:
     return KeptFile(**file.as_json(), source=record.source, **{name: getattr(record, name) for name in COUNTS})
 
 
-TAKE = Step("taken", take_file, TokensRecord, "pieces", items=lambda record: record.documents)
+TAKE = Step("taken", take_file, TokensRecord, "pieces")

@@ -24,7 +24,6 @@ from data_prep.common.supervision import continue_in_child, hear_signals, leave,
 if __name__ == "__main__":
     continue_in_child()  # before libraries start threads, and are loaded by a process that only waits
 
-from data_prep.command_line import parse_settings
 from data_prep.common.capacity import room_for_workers
 from data_prep.common.codes import Code
 from data_prep.common.launchers import mpi_rank
@@ -37,7 +36,7 @@ from data_prep.pipeline.forecast import print_forecast
 from data_prep.pipeline.inputs import find_inputs
 from data_prep.pipeline.pipeline import Pipeline
 from data_prep.readers.sources import group_sources
-from data_prep.settings import Settings
+from data_prep.settings import Settings, parse_settings
 from data_prep.shards import WORK
 
 

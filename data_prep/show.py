@@ -46,7 +46,7 @@ def show(wanted: Wanted) -> None:
             console.print(sentence, markup=False)
     else:
         example, vocabulary = find_example(wanted)
-        console.print(describe_example(wanted.index, example, vocabulary), markup=False)
+        console.print(describe_example(wanted.index, example), markup=False)
         for line in format_example(example, vocabulary):
             console.print(line)
 

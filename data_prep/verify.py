@@ -53,11 +53,7 @@ def main(arguments: list[str]) -> int:
     for fault in faults:
         errors.print(f"damaged: {fault}", markup=False)
     if faults:
-        errors.print(
-            "remove the folder and make it anew with shard.py"
-            if state == FINE
-            else "remove the folder and start anew: shard.py would go on from what is damaged"
-        )
+        errors.print("remove the folder and make it anew with shard.py")
         return DAMAGED
     console.print("all is right" if state == FINE else "what is there is right; run shard.py again to finish it")
     return state

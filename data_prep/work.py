@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -142,14 +141,6 @@ class TokensRecord(Record):
     def path(self) -> str:
         """Names the file, as it is found from the output folder."""
         return self.elsewhere if self.elsewhere and not self.files else super().path
-
-
-def sum_by_source(tokens: Iterable[TokensRecord], name: str) -> Counter[str]:
-    """Adds up a count of files of token documents by their sources."""
-    sums: Counter[str] = Counter()
-    for record in tokens:
-        sums[record.source] += getattr(record, name)
-    return sums
 
 
 class ExamplesRecord(Record):

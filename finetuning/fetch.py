@@ -77,7 +77,7 @@ class DataOptions(FetchOptions):
         """Fetches files of a server, with their checksums, into a folder."""
         for name, checksum in files.items():
             url = f"{(self.mirror or server).rstrip('/')}/{name}"
-            client.fetch(Item(url, folder / name, checksum, self.elsewhere))
+            client.fetch(Item(url, folder / name, checksum, "name a mirror with --mirror"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -169,7 +169,7 @@ def score_missing(asked: Questions) -> Array:
         with progress.show():
             for place, part in left.items():
                 write_scores(place, part, asked.scorer.score(minimal.list_sentences(part)).reshape(-1, 2))
-                progress.advance(len(part), 0)
+                progress.advance(len(part))
                 done += len(part)
     except KeyboardInterrupt as error:
         cause = Decision.INTERRUPT if error.args[:1] in ((), (signal.SIGINT,)) else Decision.SIGNAL

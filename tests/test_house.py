@@ -29,7 +29,7 @@ WINGS = {
         ["near_copies", "origins"],
         ["vocabulary"],
         ["running"],
-        ["work", "command_line"],
+        ["work"],
         ["shards"],
         ["arrow_files", "seals"],
         ["settings"],

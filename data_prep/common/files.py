@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypeVar
@@ -30,7 +29,6 @@ BLOCK = 1 << 20
 LARGEST_JSON = 1 << 29
 """Bytes of the largest file that is read as JSON at once: a manifest of a million texts has a fourth of them."""
 STREAMS = {"/dev/stdout": 1, "/dev/stderr": 2}
-_forced_later = ContextVar("forced_later", default=False)
 NUMBERS = re.compile(r"\[\n[\s\d.,e-]+\]")  # a list of numbers, which JSON would spread over a line for each
 
 Result = TypeVar("Result")
@@ -152,8 +150,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(unfinished, "w+b", opener=refuse_link) as file:
             yield file
             file.flush()
-            if not _forced_later.get():
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         unfinished.replace(path)
     except BaseException as error:
         with suppress(OSError):  # it may never have been there
@@ -161,16 +158,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError):
             raise UserError(f"{path}: cannot be written: {describe_failure(error)}") from error
         raise
-
-
-@contextmanager
-def forced_later() -> Iterator[None]:
-    """Leaves it to the caller to force to the disk what is written meanwhile, before anybody relies on it."""
-    token = _forced_later.set(True)
-    try:
-        yield
-    finally:
-        _forced_later.reset(token)
 
 
 @contextmanager
@@ -189,12 +176,6 @@ def readable(place: Path | str, kind: type[UserError] = UserError) -> Iterator[N
         yield
     except OSError as error:
         raise kind(f"{place}: cannot be read: {error.strerror or error}") from error
-
-
-def force(path: Path) -> None:
-    """Waits until a file is on the disk, whichever process of this machine has written it."""
-    with writable(path), path.open("rb") as file:
-        os.fsync(file.fileno())
 
 
 def unfinished_name(path: Path) -> Path:

@@ -62,9 +62,8 @@ def hub_errors(where: str, kind: str, mirror: str, revision: str | None) -> Iter
     """
     from huggingface_hub import constants, errors
 
-    network = errors.HfHubHTTPError.__mro__[1]  # the base of all errors of the HTTP library that it uses
     offline = "is not in the cache, and HF_HUB_OFFLINE forbids the network: unset it"
-    unreachable = f"cannot be reached: check the network, or {mirror}"
+    unreachable = f"cannot be reached, or does not answer as the hub does: check the network, or {mirror}"
     meanings: list[tuple[type, str]] = [
         (errors.GatedRepoError, "accept its conditions there, then log in: hf auth login"),
         (errors.RepositoryNotFoundError, f"no such {kind} there (is it OWNER/NAME?), or a private one: hf auth login"),
@@ -72,10 +71,9 @@ def hub_errors(where: str, kind: str, mirror: str, revision: str | None) -> Iter
         (errors.HFValidationError, f"not the name of a {kind}"),
         (errors.OfflineModeIsEnabled, offline),
         (errors.LocalEntryNotFoundError, offline if constants.HF_HUB_OFFLINE else unreachable),
-        (errors.HfHubHTTPError, f"refused; try again later, or {mirror}"),
         (OSError, unreachable),
-        (network, unreachable),
-        (ValueError, f"the server does not answer as the hub does; {mirror}"),
+        (errors.HfHubHTTPError.__mro__[1], unreachable),  # the base of all errors of the HTTP library that it uses
+        (ValueError, unreachable),
     ]
     try:
         yield

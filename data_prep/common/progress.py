@@ -21,13 +21,11 @@ class StepProgress:
         """Begins a step of `total` units, of which `done` were done earlier; without a unit it shows no amounts."""
         self._console, self._step, self._unit = console, step, unit
         self._total, self._done, self._before = total, done, done
-        self._items = 0
         self._start = time.monotonic()
 
-    def advance(self, amount: int, items: int) -> None:
-        """Adds what was done since the last call: an amount in the unit of the step, and a number of documents."""
+    def advance(self, amount: int) -> None:
+        """Adds what was done since the last call, in the unit of the step."""
         self._done += amount
-        self._items += items
 
     def line(self, finished: bool = False) -> Text:
         """Says which share is done, how fast it goes and how long the rest takes, or how long it all took."""
@@ -37,8 +35,6 @@ class StepProgress:
         text = f"{self._step:<13}{share:>4}%"
         if self._unit:
             text += f"  {_amount(self._done, 9)}{self._unit}  {_amount(rate, 7)}{self._unit}/s"
-        if self._items:
-            text += f"  {self._items:>10,} documents"
         if finished:
             text += f"  in {duration(seconds)}"
         elif rate > 0:

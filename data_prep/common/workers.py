@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import connection, forkserver, resource_tracker, util
-from multiprocessing.synchronize import SemLock
+from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from data_prep.common.beginning import ROOT
 from data_prep.common.errors import UserError
@@ -48,11 +47,11 @@ class Workers:
         if self._meeting is not None:
             self._meeting.share(work)
 
-    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[tuple[Task, Result]]:
-        """Yields tasks with their results, in the order in which they finish."""
+    def run(self, function: Callable[[Task], Result], tasks: Iterable[Task]) -> Iterator[list[tuple[Task, Result]]]:
+        """Yields tasks with their results, in the order in which they finish: those that have finished meanwhile."""
         if not self._lanes:
             for task in tasks:
-                yield task, function(task)
+                yield [(task, function(task))]
             return
         waiting: dict[Future[Result], tuple[Task, Lane]] = {}
         call = function if self._meeting is None else partial(on_rank, function)
@@ -62,9 +61,9 @@ class Workers:
                 lane.waiting += 1
                 waiting[lane.executor.submit(call, task)] = task, lane
                 if all(lane.waiting >= lane.room for lane in self._lanes):
-                    yield from _take_finished(waiting)
+                    yield _take_finished(waiting)
             while waiting:
-                yield from _take_finished(waiting)
+                yield _take_finished(waiting)
         except BrokenProcessPool as error:
             raise UserError(f"a worker process was killed from outside, {OUT_OF_MEMORY}\n{FEWER}") from error
         finally:
@@ -72,12 +71,14 @@ class Workers:
                 future.cancel()
 
 
-def _take_finished(waiting: dict[Future[Result], tuple[Task, Lane]]) -> Iterator[tuple[Task, Result]]:
+def _take_finished(waiting: dict[Future[Result], tuple[Task, Lane]]) -> list[tuple[Task, Result]]:
     """Waits until some tasks are finished, and takes them out of those that wait."""
+    finished = []
     for future in wait(waiting, return_when=FIRST_COMPLETED).done:
         task, lane = waiting.pop(future)
         lane.waiting -= 1
-        yield task, future.result()
+        finished.append((task, future.result()))
+    return finished
 
 
 @dataclass
@@ -121,10 +122,7 @@ def _processes(size: int, preload: str) -> Iterator[Executor]:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([preload])
     _start_helpers()
-    begun, tell = context.Pipe(duplex=False)
-    with ProcessPoolExecutor(size, context, _start_worker, (tell,)) as executor:
-        endings = [*util._finalizer_registry.values()]  # type: ignore[attr-defined]
-        threading.Thread(target=_forget_names, args=(begun, size, endings), daemon=True).start()
+    with ProcessPoolExecutor(size, context, _start_worker) as executor:
         try:
             yield executor
         except BaseException:
@@ -160,22 +158,8 @@ def _end_server() -> None:
         time.sleep(0.05)  # a worker that it has just forked begins
 
 
-def _forget_names(begun: connection.Connection, size: int, endings: Sequence[Any]) -> None:
-    """Unlinks the executor's semaphores when `size` workers have opened them; runs in a thread.
-
-    Otherwise they stay in /dev/shm if all processes are killed at once. `endings` are multiprocessing's finalizers.
-    """
-    with suppress(EOFError, OSError):  # the executor has ended
-        for _ in range(size):
-            begun.recv_bytes()
-        for ending in endings:
-            if ending._callback is SemLock._cleanup:  # type: ignore[attr-defined]
-                ending()
-
-
-def _start_worker(tell: connection.Connection) -> None:
+def _start_worker() -> None:
     """Prepares a worker process, so that it ends with the main process and by nothing else."""
-    tell.send_bytes(b"!")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process
     end_with_parent(signal.SIGKILL, os.getppid())  # the server that forks workers
     threading.Thread(target=_end_with_main, daemon=True).start()

@@ -90,11 +90,6 @@ class MergeTask(NumberedTask):
     num_sets: int
 
     @property
-    def name(self) -> str:
-        """Identifies the task within its step."""
-        return f"{self.number:06}"
-
-    @property
     def numbers(self) -> range:
         """Numbers the files that are merged."""
         first = self.number * self.fan_in

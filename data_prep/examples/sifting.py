@@ -1,4 +1,4 @@
-"""Between tokens and examples: leaves documents out, cuts passages for validation out of long ones, and repeats some.
+"""Between tokens and examples: leaves documents out, holds some or passages of them out for validation, repeats some.
 
 Copies and near copies are left out on request, as are documents of a source that exceeds its largest share. Documents
 for training are repeated by the weights of the sources.
@@ -17,22 +17,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.arrow_files import make_list_offsets, map_batches, write_batches
 from data_prep.common.arrays import Array
+from data_prep.common.compiled import compiled
 from data_prep.common.errors import UserError
 from data_prep.common.files import writable
 from data_prep.common.hashing import hash_key
-from data_prep.examples.validation import join_parts
 from data_prep.near_copies.finding import NEAR_COPIES
 from data_prep.running import NumberedTask
-from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE
+from data_prep.settings import FEWEST_HELD_OUT, LARGEST_SHARE, count_held_out
 from data_prep.shards import WORK
-from data_prep.vocabulary.tokens import hash_documents
+from data_prep.vocabulary.tokens import hash_documents, scramble
 from data_prep.work import TokensRecord, make_numbered_path
 
 COPIES = f"{WORK}/copies.u8"  # a byte for each document: whether an earlier one has the same text
@@ -41,6 +41,9 @@ BUCKET_BYTES, MOST_BUCKETS = 128 << 20, 1000  # size of a file of digests, about
 ROWS = 4 << 20  # digests that are in memory at once
 SHORTEST, USUAL, LONGEST = 20, 50, 100  # sentences of a passage: at least, where there are enough, and at most, about
 NUM_RANKS = 2.0**64
+MOST_COPIES = 4  # copies of a text that are held out together even if fewer documents are wanted
+MARGIN = 1000  # digests that are looked at beyond those that are likely needed
+Digests: TypeAlias = Callable[[], Iterable[Array]]  # goes through the digests of all documents, part by part
 GROUP = 4096  # documents among which those are drawn that are there once more
 BOOK = pa.field("book", pa.uint32(), nullable=False)
 """The column that numbers the document of a row: rows of one document must not be partners."""
@@ -200,7 +203,7 @@ def delete_replaced(task: SiftTask) -> None:
         (task.folder / task.record.path).unlink(missing_ok=True)
 
 
-def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_documents: int) -> None:
+def mark_copies(folder: Path, digests: Digests, num_documents: int) -> None:
     """Marks every document that has the text of an earlier one; keeps few digests in memory at a time."""
     path, buckets = folder / COPIES, folder / WORK / "digests"
     count = min(MOST_BUCKETS, -(-DIGEST.itemsize * num_documents // BUCKET_BYTES))
@@ -214,7 +217,7 @@ def mark_copies(folder: Path, digests: Callable[[], Iterable[Array]], num_docume
         copies.flush()
 
 
-def _divide_digests(folder: Path, digests: Callable[[], Iterable[Array]], count: int) -> None:
+def _divide_digests(folder: Path, digests: Digests, count: int) -> None:
     """Divides digests and the numbers of their documents among files, equal digests into the same file."""
     folder.mkdir(parents=True, exist_ok=True)
     for index in range(count):
@@ -233,16 +236,10 @@ def _divide_digests(folder: Path, digests: Callable[[], Iterable[Array]], count:
 
 
 def _mark_bucket(path: Path, copies: Array) -> None:
-    """Marks the copies in a file of digests, some at a time: all but the first document of each digest."""
-    seen = np.empty(0, np.uint64)
-    with path.open("rb") as file:
-        while len(rows := np.fromfile(file, DIGEST, ROWS)):
-            different, firsts = np.unique(rows["digest"], return_index=True)
-            fresh = ~np.isin(different, seen, assume_unique=True)
-            again = np.ones(len(rows), bool)
-            again[firsts[fresh]] = False
-            copies[rows["number"][again]] = 1
-            seen = np.concatenate([seen, different[fresh]])
+    """Marks the copies in a file of digests: all but the first document of each digest."""
+    rows = np.fromfile(path, DIGEST)
+    _, firsts = np.unique(rows["digest"], return_index=True)
+    copies[np.delete(rows["number"], firsts)] = 1
     path.unlink()
 
 
@@ -295,3 +292,84 @@ def choose_passages(num_documents: int, num_sentences: int, share: float, seed: 
         return []
     jitter = hash_key(seed, 2, np.arange(count)) % np.uint64(apart - 2 * size)
     return [(index * apart + size + int(jitter[index]), size) for index in range(count)]
+
+
+def choose_held_out(digests: Digests, num_documents: int, share: float, seed: int) -> Array:
+    """Chooses the documents for validation by the digests of all documents; returns their numbers.
+
+    They are those whose salted digests are smallest: copies of a text have one digest, so they are held out together
+    and a text in validation is in no training example. A text with very many copies stays in training, unless all are
+    such. Only the digests near the smallest are in memory, never those of all documents.
+    """
+    wanted = count_held_out(num_documents, share)
+    if wanted < 1:
+        return np.empty(0, np.int64)
+    salt = np.uint64(seed)
+    looked_at = 1.1 * wanted + MARGIN
+    while True:
+        everything = looked_at >= num_documents
+        limit = np.uint64(2**64 - 1) if everything else np.uint64(int(looked_at / num_documents * NUM_RANKS))
+        ranks, copies = _find_smallest(digests, limit, salt, wanted)
+        chosen = _take_first_texts(ranks, copies, wanted, everything)
+        if chosen is not None:
+            break
+        looked_at *= 4
+    if everything:
+        chosen = chosen[: len(ranks) - 1]  # something must be left to train on
+    return _list_numbers(digests, chosen, salt) if len(chosen) else np.empty(0, np.int64)
+
+
+def join_parts(parts: Iterable[Array], fewest: int) -> Iterator[Array]:
+    """Joins arrays that follow each other until they have so many rows."""
+    waiting, count = list[Array](), 0
+    for part in parts:
+        waiting.append(part)
+        count += len(part)
+        if count >= fewest:
+            yield np.concatenate(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield np.concatenate(waiting)
+
+
+def _find_smallest(digests: Digests, limit: np.uint64, salt: np.uint64, wanted: int) -> tuple[Array, Array]:
+    """Finds the different ranks up to a limit, and how many documents have each."""
+    ranks, copies = np.empty(0, np.uint64), np.empty(0, np.int64)
+    small = (here[here <= limit] for here in (_rank_digests(part, salt) for part in digests()))
+    for some in join_parts(small, max(1 << 20, wanted)):
+        fresh, counts = np.unique(some, return_counts=True)
+        ranks, home = np.unique(np.concatenate([ranks, fresh]), return_inverse=True)
+        copies = np.bincount(home, np.concatenate([copies, counts]), len(ranks)).astype(np.int64)
+    return ranks, copies
+
+
+def _take_first_texts(ranks: Array, copies: Array, wanted: int, everything: bool) -> Array | None:
+    """Takes the texts of the smallest ranks until there are as many documents as wanted; None where more are needed."""
+    few = copies <= max(wanted // 4, MOST_COPIES)
+    if everything and not few.any():
+        few = copies == copies.min()
+    taken = np.cumsum(copies[few])
+    if everything or (len(taken) and taken[-1] >= wanted):
+        return np.asarray(ranks[few][: int(np.searchsorted(taken, wanted)) + 1])
+    return None
+
+
+def _list_numbers(digests: Digests, chosen: Array, salt: np.uint64) -> Array:
+    """Lists the numbers of the documents that have the chosen ranks."""
+    found, first = [np.empty(0, np.int64)], 0
+    for part in digests():
+        ranks = _rank_digests(part, salt)
+        place = np.minimum(np.searchsorted(chosen, ranks), len(chosen) - 1)
+        found.append(first + np.flatnonzero(chosen[place] == ranks))
+        first += len(part)
+    return np.concatenate(found)
+
+
+@compiled
+def _rank_digests(digests, seed):
+    """Puts the digests in another order for every seed."""
+    salt = scramble(seed)
+    ranks = np.empty(digests.size, np.uint64)
+    for document in range(digests.size):
+        ranks[document] = scramble(digests[document] ^ salt)
+    return ranks

@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
@@ -35,6 +35,7 @@ from data_prep.common.terminal import open_console, run_curable
 AGENT = "cloze-fetch/1.0"
 LONGEST_PAUSE = 60.0  # seconds
 CLOSED = "connection closed by the server"
+LOST = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 T = TypeVar("T")
 
@@ -51,9 +52,6 @@ class FetchOptions:
     """Seconds before another attempt; doubles each time."""
     timeout: float = 60.0
     """Seconds without a byte after which a connection counts as lost."""
-
-    elsewhere: ClassVar[str] = "name a mirror with --mirror"
-    """What a user can do if this server cannot be reached and another can."""
 
     def checks(self) -> Checks:
         """Checks the options of all commands; a command adds those of its own."""
@@ -106,8 +104,6 @@ class Item:
     """What a user can do when the server refuses."""
     token: str = ""
     """A token of the user, which no server but this one may see."""
-    said: str = ""
-    """The source of the checksum, if it is not the server; shown when the checksum is wrong."""
 
     @property
     def part(self) -> Path:
@@ -142,7 +138,7 @@ class Client:
 
     def __init__(self, console: Console, options: FetchOptions) -> None:
         self.console, self._options = console, options
-        self._cure = f"check the network (and what https_proxy says, if there is a proxy), or {options.elsewhere}"
+        self._cure = "check the network (and what https_proxy says, if there is a proxy), or take a mirror"
         self._reached = False  # once a server was reached, a lost network is waited for
 
     def fetch(self, item: Item) -> None:
@@ -221,9 +217,7 @@ class Client:
                 return CutOffError(said, min(float(asked), 5 * LONGEST_PAUSE) if asked.isdecimal() else 0)
             return UserError(f"{item.url}: {said}\n{item.hint}")
         reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            return UserError(f"{item.url}: its certificate is not trusted: {reason}\n{self._cure}")
-        lost = isinstance(reason, socket.gaierror | ConnectionRefusedError) or getattr(reason, "errno", 0) in OFFLINE
+        lost = isinstance(reason, LOST) or getattr(reason, "errno", 0) in OFFLINE
         if lost and not self._reached:
             return UserError(f"{item.url}: cannot be reached: {reason}\n{self._cure}")
         return CutOffError(str(reason) or type(reason).__name__)
@@ -255,8 +249,6 @@ class Client:
     def _start_anew(self, response: HTTPResponse, item: Item) -> _Beginning:
         """Drops the partial download, as the answer begins at the first byte; records which file begins there."""
         begun = _Beginning(item.url, _read_validator(response), response.length, item.checksum)
-        if lost := _measure(item.part):
-            self.console.print(f"{lost / 1e6:,.1f} MB are of no use: the server begins at the first byte")
         item.part.unlink(missing_ok=True)  # before its record changes
         write_json(item.record, asdict(begun))
         return begun
@@ -271,7 +263,7 @@ class Client:
             for block in _read_blocks(response):
                 file.write(block)
                 file.flush()
-                progress.advance(len(block), 0)
+                progress.advance(len(block))
             os.fsync(file.fileno())
 
 
@@ -311,9 +303,8 @@ def _check(item: Item, path: Path) -> None:
         return
     bad = path.replace(item.path.with_name(f"{item.path.name}.bad"))
     item.record.unlink(missing_ok=True)
-    said = f" ({item.said})" if item.said else ""
     raise UserError(
-        f"{item.path}: its {item.algorithm} is {found}, it should be {item.checksum}{said}\n"
+        f"{item.path}: its {item.algorithm} is {found}, it should be {item.checksum}\n"
         f"it is now {bad}, to look at or to delete; the same command fetches it anew from {item.url}"
     )
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import unquote, urlsplit
 
 import tyro
@@ -36,8 +36,6 @@ class Url(FetchOptions):
     """Addresses of the files."""
     sha256: tuple[str, ...] = ()
     """Their checksums, in the same order."""
-
-    elsewhere: ClassVar[str] = "give the address of a mirror"
 
     @property
     def names(self) -> list[str]:
@@ -134,7 +132,7 @@ class Hub(FetchOptions):
 
         api = HfApi(endpoint=self.endpoint.rstrip("/") if self.endpoint else None)
         page = f"{api.endpoint}/datasets/{self.name}"
-        with hub_errors(page, "data set", self.elsewhere, self.revision):
+        with hub_errors(page, "data set", "take a mirror with --mirror", self.revision):
             info, files = list_parquet(api, self.name, self.revision)
             if not files and self.revision is None:
                 with suppress(RevisionNotFoundError):

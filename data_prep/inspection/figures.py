@@ -143,8 +143,7 @@ def find_warnings(manifest: Manifest) -> Iterator[str]:
             lost = format_percent(use.lost_parted / use.text)
             yield (
                 f"over-long sentences lose {lost} of the text at length {use.length}: they have no full stop for more "
-                "than an example has room for, and are parted before words; where the text lacks line breaks at the "
-                "ends of sentences, these help"
+                "than an example has room for; line breaks at the ends of sentences help"
             )
     if manifest.figures:
         yield from _validation_warnings(manifest)
@@ -156,7 +155,7 @@ def find_use_of_text(manifest: Manifest) -> list[SetFigures]:
 
 
 def _validation_warnings(manifest: Manifest) -> Iterator[str]:
-    """Yields warnings if validation is too small for a score, or takes too much of the text."""
+    """Yields warnings if validation is too small for a score."""
     if not manifest.corpus.validation_documents:
         if manifest.settings.validation:
             yield (
@@ -170,12 +169,6 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
         enough = share * 2 * FEWEST_EXAMPLES / max(1, min(few.values()))
         cure = f"--validation {enough:.1g} holds out enough" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {_counts_of_lengths(few)}; {cure}"
-    if share > LARGEST_SHARE:
-        yield (
-            f"validation takes {format_percent(share)} of the text from training: documents are held out whole, and "
-            "with all copies of their text; take more text, cut long documents, or give --drop-copies or a smaller "
-            "--validation"
-        )
 
 
 def _validation_examples(manifest: Manifest) -> dict[int, int]:

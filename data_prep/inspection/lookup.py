@@ -66,22 +66,7 @@ class ShownExample:
 
 def find_example(wanted: Wanted) -> tuple[ShownExample, Vocabulary]:
     """Reads an example and the vocabulary that its pieces are of; raises UserError where there is no such example."""
-    manifest = Manifest.read(wanted.data)
-    example = _read_row(wanted, manifest)
-    vocabulary = load_vocabulary(wanted.data, manifest.vocabulary.cased)
-    require_known([*example.pieces, *example.labels.values()], vocabulary, f"{wanted.data}: example {wanted.index} has")
-    return example, vocabulary
-
-
-def require_known(pieces: Iterable[int], vocabulary: Vocabulary, subject: str) -> None:
-    """Raises DamageError, whose sentence begins with a subject and a verb, where the vocabulary lacks a piece."""
-    if max(pieces, default=0) >= len(vocabulary):
-        raise DamageError(f"{subject} a piece beyond its {vocabulary.file}")
-
-
-def _read_row(wanted: Wanted, manifest: Manifest) -> ShownExample:
-    """Finds and reads an example of a folder."""
-    folder, row = wanted.data, wanted.index
+    manifest, folder, row = Manifest.read(wanted.data), wanted.data, wanted.index
     manifest.require_examples(folder)
     sets = manifest.sets()
     length = min(shards.length for shards in sets) if wanted.length is None else wanted.length
@@ -98,7 +83,15 @@ def _read_row(wanted: Wanted, manifest: Manifest) -> ShownExample:
     batch = read_examples(record.find(folder), manifest, length, record.rows)
     example = read_example(batch, row, length, folder / record.path)
     rows = read_document_rows(folder, [example.document])
-    return replace(example, source=name_document(rows.get(example.document, {})))
+    vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
+    require_known([*example.pieces, *example.labels.values()], vocabulary, f"{folder}: example {wanted.index} has")
+    return replace(example, source=name_document(rows.get(example.document, {}))), vocabulary
+
+
+def require_known(pieces: Iterable[int], vocabulary: Vocabulary, subject: str) -> None:
+    """Raises DamageError, whose sentence begins with a subject and a verb, where the vocabulary lacks a piece."""
+    if max(pieces, default=0) >= len(vocabulary):
+        raise DamageError(f"{subject} a piece beyond its {vocabulary.file}")
 
 
 def read_examples(path: Path, manifest: Manifest, length: int, rows: int) -> pa.RecordBatch:
@@ -158,14 +151,12 @@ def read_document_rows(folder: Path, numbers: Iterable[int]) -> dict[int, dict[s
 STYLES = {"masked": "bold magenta", "replaced": "bold red", "kept": "bold green", "special": "dim"}
 
 
-def describe_example(index: int, example: ShownExample, vocabulary: Vocabulary) -> str:
-    """Describes an example: its size, its masks, its segment B and its document, with the number of those after it."""
+def describe_example(index: int, example: ShownExample) -> str:
+    """Describes an example: its size, its masks, its segment B and its document."""
     size = len(example.pieces)
     follows = "no B" if example.boundary == size else "B is random" if example.random_next else "B follows A"
     figures = f"example {index}: {size} pieces, {len(example.labels)} masked, {follows}"
-    ends, separator = {example.boundary - 1, size - 1}, vocabulary.special.sep
-    more = sum(example.pieces[place] == separator for place in {*range(size)} - example.labels.keys() - ends)
-    return f"{figures}; document {example.document} {example.source}".rstrip() + f", and {more} more" * bool(more)
+    return f"{figures}; document {example.document} {example.source}".rstrip()
 
 
 class MarkedPiece(NamedTuple):
@@ -238,7 +229,9 @@ def find_document(folder: Path, wanted: str) -> tuple[KeptDocument, Vocabulary]:
         raise UserError(f"--document {wanted}: {folder} has no document of just this title")
     if len(found) > 1:
         raise UserError(f"--document {wanted}: {len(found):,} documents have this title; give the number of one")
-    document = _read_document(*found[0])
+    path, source, row = found[0]
+    batch = read_batch(map_batches(path), 0, path)
+    document = KeptDocument(source, *(batch[name][row].as_py() for name in ("id", "title", "sentences")))
     vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
     require_known(chain.from_iterable(document.sentences), vocabulary, f"{folder}: document {wanted} has")
     return document, vocabulary
@@ -281,9 +274,3 @@ def _find_rows(files: Iterable[tuple[Path, str, pa.RecordBatch]], **wanted: str)
         for name, value in wanted.items():
             fits &= np.asarray(pc.equal(batch[name], value))
         yield from ((path, source, row) for row in np.flatnonzero(fits).tolist())
-
-
-def _read_document(path: Path, source: str, row: int) -> KeptDocument:
-    """Reads a document."""
-    batch = read_batch(map_batches(path), 0, path)
-    return KeptDocument(source, *(batch[name][row].as_py() for name in ("id", "title", "sentences")))

@@ -29,8 +29,7 @@ import pyarrow as pa
 from data_prep.arrow_files import make_schema, map_batches, write_batches
 from data_prep.common.arrays import Array
 from data_prep.near_copies import signatures
-from data_prep.near_copies.shingles import Texts, compare_pairs, load_continues, read_texts
-from data_prep.near_copies.signatures import Stretches, read_stretches
+from data_prep.near_copies.signatures import Stretches, Texts, compare_pairs, load_continues, read_stretches, read_texts
 from data_prep.running import NumberedTask
 from data_prep.work import Record, make_numbered_path
 

@@ -30,14 +30,13 @@ from data_prep.common.files import FileRecord, replacing
 from data_prep.examples import sifting
 from data_prep.examples.parts import HELD_OUT, PARTS
 from data_prep.examples.sifting import SiftTask
-from data_prep.examples.validation import choose_held_out
 from data_prep.near_copies.finding import mark_near_copies
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
 from data_prep.vocabulary.tokens import list_token_files
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import TokensRecord, sum_by_source
+from data_prep.work import TokensRecord
 
 LEAVE_OUT_COPIES = Step("unique", sifting.leave_out_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
 LEAVE_OUT_NEAR = Step("distinct", sifting.leave_out_near_copies, TokensRecord, "pieces", after=sifting.delete_replaced)
@@ -83,7 +82,7 @@ class Choosing:
         for leave_out in (self._drop_copies, self._drop_near_copies, self._limit_shares, self._cut_passages):
             tokens = leave_out(tokens)
         if not self.runner.work.is_finished(SPLIT):
-            self._hold_out(tokens)
+            self._save(HELD_OUT_ONCE, self._hold_out(tokens))
             self.runner.work.finish(SPLIT)
         once, held_out = tokens, np.load(self.folder / HELD_OUT_ONCE)
         if self.settings.weights:
@@ -140,7 +139,10 @@ class Choosing:
     def _limit_shares(self, tokens: Tokens) -> Tokens:
         if not self.settings.max_shares:
             return tokens
-        shares = sifting.compute_shares(sum_by_source(tokens, "pieces"), self.settings.max_shares)
+        pieces: Counter[str] = Counter()
+        for record in tokens:
+            pieces[record.source] += record.pieces
+        shares = sifting.compute_shares(pieces, self.settings.max_shares)
         return self._sift(LEAVE_OUT_SHARE, tokens, lambda: ({"kept_share": shares[one.source]} for one in tokens))
 
     def _cut_passages(self, tokens: Tokens) -> Tokens:
@@ -154,15 +156,13 @@ class Choosing:
         copied = sifting.find_copied_texts(self._digests(tokens))
         return self._sift(CUT_PASSAGES, tokens, lambda: sifting.divide_passages(tokens, passages, copied))
 
-    def _hold_out(self, tokens: Tokens) -> None:
+    def _hold_out(self, tokens: Tokens) -> Array:
         """Chooses the documents held out for validation: the passages that were cut, where there are such."""
         s = self.settings
         if any(record.books is not None for record in tokens):
-            held_out = _numbers_of_rows(tokens)
-        else:
-            num_documents = sum(record.documents for record in tokens)
-            held_out = choose_held_out(lambda: self._digests(tokens), num_documents, s.validation, s.seed)
-        self._save(HELD_OUT_ONCE, held_out)
+            return _numbers_of_rows(tokens)
+        num_documents = sum(record.documents for record in tokens)
+        return sifting.choose_held_out(lambda: self._digests(tokens), num_documents, s.validation, s.seed)
 
     def _weigh(self, tokens: Tokens, held_out: Array) -> tuple[Tokens, Array]:
         """Repeats documents for training; returns what comes of them, and the numbers of those held out then."""

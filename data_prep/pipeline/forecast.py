@@ -1,7 +1,8 @@
-"""Estimates what a run takes, from a sample of the text: time, disk, tasks and files.
+"""Goes through the steps with little text in a temporary folder: to compile them, or to estimate what a run takes.
 
-Some megabytes from all over the text go through every step. All costs are proportional to the text, but for the rounds
-of merging, of which there are more where there are many parts; each costs as much as writing the shards.
+For an estimate of time, disk, tasks and files, some megabytes from all over the text go through every step. All costs
+are proportional to the text, but for the rounds of merging, of which there are more where there are many parts; each
+costs as much as writing the shards.
 """
 
 from __future__ import annotations
@@ -9,39 +10,115 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import pyarrow as pa
 from rich.console import Console
 
+from data_prep.arrow_files import write_batches
 from data_prep.common.capacity import room_for_workers
+from data_prep.common.compiled import compiled_before, remember_compiled
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import mpi_size
 from data_prep.common.progress import duration
 from data_prep.common.terminal import make_table
+from data_prep.common.workers import Workers
+from data_prep.examples.making import open_maker
 from data_prep.examples.merging import SortedFiles, merging_rounds
 from data_prep.near_copies.finding import NEAR_STEPS, mark_near_copies
 from data_prep.near_copies.signatures import MOST_STRETCHES
 from data_prep.origins import take_file
 from data_prep.pipeline.inputs import Inputs, print_warning
 from data_prep.pipeline.steps import COUNT, ENCODE, READ, Steps, estimate_bytes
-from data_prep.pipeline.trial import open_trial, rehearse
+from data_prep.readers.extraction import SCHEMA
 from data_prep.readers.filters import none_left
 from data_prep.readers.reader import COMPRESSED
 from data_prep.readers.sources import Bundle, make_bundles
+from data_prep.running import Runner, Step, Task
 from data_prep.settings import Settings
-from data_prep.shards import example_schema
+from data_prep.shards import WORK, example_schema
+from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.tokens import encode_part
-from data_prep.work import DocumentsRecord, Joined
+from data_prep.work import DocumentsRecord, Joined, Kind, Records, TextFile, WorkFolder
 
 SAMPLE_BYTES = 8 << 20  # text that goes through the steps
 SAMPLES = 8  # places that it comes from
 EXPANSION = {".gz": 3.0, ".bz2": 4.0, ".xz": 4.0, ".zst": 3.5}
 """Bytes of text for a compressed byte."""
+MADE_UP = [["A small text: 10 words, é and 中.", "It is read once.", "Then it goes."] * 50] * 4
+MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of words grows
+KEEP_ALL = {"docs": (), "extend": 0, "drop_copies": False, "near_copies": None, "max_share": (), "weight": ()}
+"""Settings under which no document is left out, and the vocabulary stays as it is."""
+
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class MeasuringRunner(Runner):
+    """Runs steps and measures their seconds and bytes."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    written: dict[str, float] = field(default_factory=dict)
+    """Bytes of the files that a step wrote."""
+
+    def run(self, step: Step[Task, Kind], tasks: Callable[[], Iterable[Task]]) -> Records[Kind]:
+        """Runs the tasks of a step."""
+        start = time.perf_counter()
+        records = super().run(step, tasks)
+        self.seconds[step.name] = time.perf_counter() - start
+        self.written[step.name] = sum(file.size for record in records for file in record.files)
+        return records
+
+
+@contextmanager
+def open_trial(settings: Settings, place: Path) -> Iterator[tuple[MeasuringRunner, Steps]]:
+    """Opens a folder below another one, in which steps can be gone through."""
+    with tempfile.TemporaryDirectory(prefix="cloze-trial-", dir=place) as folder:
+        runner = MeasuringRunner(WorkFolder(Path(folder)), Workers(), Console(quiet=True))
+        runner.work.path.mkdir()
+        yield runner, Steps(runner, settings.model_copy(update=KEEP_ALL))
+        open_maker.cache_clear()  # its files are about to go
+
+
+def rehearse(settings: Settings, size: int, work: Path, console: Console) -> None:
+    """Compiles what a run with these settings calls, unless an earlier run did, and says so.
+
+    Without it every worker would compile the same functions at the same time, in the midst of steps that then seem
+    slow. `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
+    `work` is a folder with room for temporary files.
+    """
+    schemas = [example_schema(length, size, 1) for length in settings.lengths]
+    kinds = f"{settings.tokenizer or ''}{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(
+        str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
+    )
+    if compiled_before(kinds):
+        return
+    console.print("compiling, once, for up to some minutes: later runs begin without")
+    once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
+    with open_trial(once, work) as (runner, steps):
+        vocabulary = find_kind(settings.tokenizer).make_up(size, settings.cased)
+        documents = [write_documents(steps.folder)]
+        runner.run(COUNT, lambda: steps.part_tasks(documents))
+        tokens = steps.cut_documents(documents, vocabulary)
+        mark_near_copies(runner, tokens, vocabulary, settings.near_copies)
+        steps.make_shards(tokens, vocabulary)
+    remember_compiled(kinds)
+
+
+def write_documents(folder: Path) -> DocumentsRecord:
+    """Writes documents that are made up, as the first step does."""
+    texts = [*MADE_UP, [MANY_WORDS]]
+    batch = pa.record_batch([[""] * len(texts), [""] * len(texts), texts], schema=SCHEMA)
+    file = write_batches(folder, f"{WORK}/documents/0.arrow", SCHEMA, [batch])
+    text = TextFile(**file.as_json(), text_bytes=0)
+    return DocumentsRecord(files=[text], source="", skipped=[], left_out=[], replaced=0)
 
 
 class Costs(NamedTuple):
@@ -125,19 +202,9 @@ def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> 
     return found
 
 
-def describe_disk_need(folder: Path, steps: list[StepForecast]) -> str:
-    """Returns a warning if a run needs more disk than is free, files of an earlier run included; otherwise ""."""
-    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
-    needed, free = max(step.disk for step in steps), shutil.disk_usage(find_existing_folder(folder)).free + used
-    if needed <= free:
-        return ""
-    return f"the run will need some {format_size(needed)} in {folder} at its largest, and {format_size(free)} are free"
-
-
 def format_size(number: float) -> str:
     """Spells a number of bytes in a unit that fits it."""
-    factor, unit = next((one for one in ((1e12, "TB"), (1e9, "GB")) if number >= one[0]), (1e6, "MB"))
-    return f"{number / factor:,.1f} {unit}"
+    return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{number / 1e6:,.1f} MB"
 
 
 def measure_costs(inputs: Inputs, console: Console) -> Costs:
@@ -233,6 +300,10 @@ def print_forecast(inputs: Inputs, console: Console) -> None:
     shards = sum(step.tasks for step in steps if step.name.startswith("shards"))
     stored = sum(costs.written[f"shards-{length}"] for length in settings.lengths) * bool(shards)
     stay = f"{format_size(stored * (size + amount.taken) * amount.repeated)} in {shards:,} shards stay"
-    console.print(f"disk: {format_size(max(step.disk for step in steps))} at the largest, of which {stay}")
-    if note := describe_disk_need(inputs.folder, steps):
-        print_warning(console, note)
+    folder, need = inputs.folder, max(step.disk for step in steps)
+    console.print(f"disk: {format_size(need)} at the largest, of which {stay}")
+    used = sum(os.lstat(Path(place, name)).st_size for place, _, names in os.walk(folder) for name in names)
+    free = shutil.disk_usage(find_existing_folder(folder)).free + used  # files of an earlier run are written anew
+    if need > free:
+        room = f"{format_size(need)} in {folder} at its largest, and {format_size(free)} are free"
+        print_warning(console, f"the run will need some {room}")

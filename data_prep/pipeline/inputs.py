@@ -1,27 +1,32 @@
-"""The inputs of a run: its text, its vocabulary and the documents of other folders, found before its first step."""
+"""The inputs of a run: its text, its vocabulary and the documents of other folders, found before its first step.
+
+The plan of a run names them and its settings; it is compared with that of an earlier run into the same folder.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.examples.sifting import SHARES_TOO_SMALL
 from data_prep.origins import Origins, find_origins, find_repeated
-from data_prep.pipeline.description import describe, describe_with_origins
 from data_prep.readers import sources
 from data_prep.readers.extraction import sample_sources, try_first_records
-from data_prep.readers.filters import Filter, make_filters
+from data_prep.readers.filters import Filter, describe_words, make_filters
 from data_prep.readers.reader import Problems
-from data_prep.settings import Settings, join_values
-from data_prep.shards import MANIFEST, Ingredients
+from data_prep.seals import UNUSED, name_language
+from data_prep.settings import Fact, Settings, join_values, list_by, spell_flag
+from data_prep.shards import MANIFEST, Ingredients, RecordedSettings, SourceRecord
 from data_prep.vocabulary.kinds.declaration import USUAL, find_kind
 from data_prep.vocabulary.kinds.wordpiece import describe_lost_marks
 from data_prep.vocabulary.source import find_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
+from data_prep.work import spell_value
 
 
 @dataclass(frozen=True)
@@ -126,3 +131,79 @@ def _warn_of_lost_marks(
         where = found[0][0] + (f" and {len(found) - 1:,} more sources" if len(found) > 1 else "")
         cure = "a cased vocabulary keeps" if s.vocab or s.origins else "--cased keeps"
         print_warning(console, f"in a sample of {where}, lower case strips {found[0][1]}; {cure} them")
+
+
+def describe(settings: Settings, files: list[sources.SourceFile], given: Vocabulary | None) -> Ingredients:
+    """Makes the plan of a run: its settings and its sources."""
+    recorded = settings.record_values() | {"without_words": describe_words(settings.without_words)}
+    return Ingredients(
+        settings=RecordedSettings(**recorded),
+        sources=[SourceRecord(file.source, file.name, file.size, file.format, file.content) for file in files],
+        given_vocabulary=given.sha256 if given else None,
+    )
+
+
+def describe_with_origins(plan: Ingredients, origins: Origins, out: Path) -> Ingredients:
+    """Adds the settings and sources of other folders to a plan, as if it had read their text itself."""
+    alone = len(origins.folders) == 1 and not plan.sources  # the text of that folder then made the shards
+    theirs = origins.read_settings()
+    if plan.sources:
+        theirs = {name: theirs[name] for name in list_by(Fact.CUTS) if name in theirs}
+    for name in () if alone else list_by(Fact.BY_SOURCE):
+        said = plan.settings.as_json()[name] if plan.sources else None
+        ours = said if isinstance(said, dict) else {"": said} if said is not None else {}
+        named = {source: one for source, one in origins.read_by_source(name).items() if one != ours.get("")} | ours
+        theirs[name] = named if named.keys() - {""} else named.get("")
+    changed: dict[str, Any] = {
+        "settings": plan.settings.model_copy(update=theirs),
+        "sources": [*(file for origin in origins.folders for file in origin.sources), *plan.sources],
+        "origins": [origin.record(out) for origin in origins.folders],
+    }
+    if alone:
+        changed["given_vocabulary"] = origins.manifests[0].given_vocabulary
+    return plan.model_copy(update=changed)
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Compares the settings and sources that a folder was begun with to those of now."""
+
+    before: Ingredients
+    now: Ingredients
+
+    def refuse(self, folder: Path) -> None:
+        """Raises UserError if a setting or source of the folder differs."""
+        changes, names = self.list_settings(), self.list_sources()
+        if names is not None:
+            changes.append(f"  --docs: {len(names)} files differ" + (f", such as {names[0]}" if names else ""))
+        if changes:
+            raise UserError(
+                f"{folder} was made with other settings:\n" + "\n".join(changes) + "\n"
+                "give the same settings to continue, another --out, or remove the folder"
+            )
+
+    def list_settings(self) -> list[str]:
+        """Lists the settings that differ."""
+        theirs, ours = ({**UNUSED, **plan.settings.as_json()} for plan in (self.before, self.now))
+        changes = [
+            f"  {spell_flag(name)} was {spell_value(theirs.get(name))}, now {spell_value(ours[name])}"
+            for name, value in name_language(ours).items()
+            if name_language(theirs).get(name) != value
+        ]
+        if self.before.given_vocabulary != self.now.given_vocabulary:
+            changes.append("  --vocab: another vocabulary")
+        if [origin.key for origin in self.before.origins] != [origin.key for origin in self.now.origins]:
+            changes.append("  --from: other documents")
+        return changes
+
+    def list_sources(self) -> list[str] | None:
+        """Names the files that were added, removed or changed; None if nothing differs, an empty list if only the order
+        does."""
+        if self.before.sources == self.now.sources:
+            return None
+        return sorted({file.name for file in {*self.before.sources} ^ {*self.now.sources}})
+
+    def list_missing(self) -> list[str]:
+        """Names the files that are gone."""
+        old, new = ({(file.source, file.name) for file in plan.sources} for plan in (self.before, self.now))
+        return sorted(name for _, name in old - new)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -21,25 +22,27 @@ from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
-from data_prep.origins import make_kept_file
-from data_prep.pipeline.choosing import MARKED, SPLIT
-from data_prep.pipeline.description import Changes, collect_faults, describe_vocabulary, sum_corpus
-from data_prep.pipeline.inputs import Inputs, print_line, print_warning
+from data_prep.origins import Faults, make_kept_file, sum_filtered
+from data_prep.pipeline.choosing import MARKED, SPLIT, Chosen
+from data_prep.pipeline.forecast import rehearse
+from data_prep.pipeline.inputs import Changes, Inputs, print_line, print_warning
 from data_prep.pipeline.steps import COUNT, ENCODE, READ, Steps
-from data_prep.pipeline.trial import rehearse
 from data_prep.readers import sources
-from data_prep.readers.filters import none_left, write_report
+from data_prep.readers.filters import add_up, none_left, write_report
 from data_prep.readers.formats.declaration import list_readers
+from data_prep.readers.reader import Problems, replace_path
 from data_prep.running import Runner
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Fact, Settings, list_by, spell_flag
-from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, Manifest, VocabularyFigures
+from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, CorpusFigures, Manifest, VocabularyFigures
 from data_prep.vocabulary.source import shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined, WorkFolder
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
+COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "near_copies", "over_share")
+"""Counts that are added up over the files of token documents."""
 NO_LOCKS = "note: this file system has no locks; see to it that no other run writes into the folder"
 
 
@@ -84,14 +87,6 @@ class Pipeline:
             self.work.write_plan(self.inputs.plan)
             self.workers.share(self.work.path)
             return self._run_steps()
-
-    def check_beginning(self) -> None:
-        """Raises UserError if `run` would do so before its first step; makes nothing."""
-        if (self.folder / MANIFEST).exists():
-            Changes(Manifest.read(self.folder), self.inputs.plan).refuse(self.folder)
-        else:
-            self.work.refuse_foreign()
-            self._find_changes()
 
     def _return_finished(self) -> Manifest:
         """Returns the manifest of a folder that an earlier run has finished, if that was to do the same."""
@@ -180,7 +175,7 @@ class Pipeline:
             kept=[] if s.no_documents else [make_kept_file(record) for record in cut],
             kept_format=KEPT_FORMAT,
             sets=made.figures,
-            bytes=sum(file.size for file in made.files),
+            bytes=sum(file.size for file in (*made.tables, *(file for one in made.figures for file in one.shards))),
             fingerprint="",  # which `write` makes
             versions={"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}},
         )
@@ -255,3 +250,46 @@ class Pipeline:
             return folders[0].manifest.vocabulary_source
         source = str(folders[0].folder) if folders else s.vocab
         return shorten_name(source) if source else None
+
+
+def describe_vocabulary(vocabulary: Vocabulary, given: Vocabulary | None) -> VocabularyFigures:
+    """Makes the record of a vocabulary; `base_size` is there if a given vocabulary was extended."""
+    extended = {"base_size": len(given)} if given and len(given) < len(vocabulary) else {}
+    return VocabularyFigures(size=len(vocabulary), sha256=vocabulary.sha256, cased=vocabulary.cased, **extended)
+
+
+def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> Faults:
+    """Lists what could not be read, files first, without paths of this machine; counts replaced and filtered."""
+    files = [replace_path(fault, left_out.names) for fault in left_out.skipped]
+    skipped = [*files, *(fault for record in documents for fault in record.left_out)]
+    filtered = {name: total.number for name, total in add_up(documents).items()}
+    empty = sum(record.empty for record in documents)
+    return Faults(skipped, sum(record.replaced for record in documents), filtered or None, empty)
+
+
+def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
+    """Adds up the figures of the corpus; `lost` names damaged files of documents of other folders."""
+    by_source: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
+    for record in chosen.once:
+        counts = {name: getattr(record, name) for name in COUNTED}
+        if record.books is not None:  # passages for validation are cut out of the documents
+            counts |= {"documents": record.books, "passages": record.documents}
+        totals.update({name: count for name, count in counts.items() if count is not None})
+        by_source[record.source] += counts["documents"]
+    if chosen.parts is not chosen.once:
+        totals["weighed"] = sum(record.documents for record in chosen.parts)
+    faults = list(faults)
+    totals["empty"] += sum(one.empty for one in faults)
+    if lost:
+        totals["lost"] = len(lost)
+    counted: dict[str, Any] = {**totals}
+    if any(one.filtered is not None for one in faults):
+        counted["filtered"] = sum_filtered(faults)
+    return CorpusFigures(
+        **counted,
+        validation_documents=chosen.num_held_out,
+        documents_by_source=by_source,
+        skipped=[*(fault for one in faults for fault in one.skipped), *lost],
+        replaced=sum(one.replaced for one in faults),
+    )

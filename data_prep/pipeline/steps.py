@@ -49,9 +49,9 @@ from data_prep.vocabulary.tokens import PartTask, add_up, count_part, encode_par
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, ExamplesRecord, Record, Records, TokensRecord
 
-READ = Step("documents", extract, DocumentsRecord, "B", items=lambda record: record.documents)
+READ = Step("documents", extract, DocumentsRecord, "B")
 COUNT = Step("words", count_part, Record, "B")
-ENCODE = Step("tokens", encode_part, TokensRecord, "B", items=lambda record: record.documents)
+ENCODE = Step("tokens", encode_part, TokensRecord, "B")
 MAKE_EXAMPLES = Step("examples", make_examples, ExamplesRecord, "pieces")
 MERGE = Step("merged", merging.merge, Record, "B", after=merging.delete_merged)
 WRITE_SHARDS = Step("shards", merging.write_shard, Record, "pieces")
@@ -68,11 +68,6 @@ class Made(NamedTuple):
     """The files that are no shards."""
     chosen: Chosen
     figures: list[SetFigures]
-
-    @property
-    def files(self) -> list[FileRecord]:
-        """Lists all files that were made."""
-        return [*self.tables, *(file for figures in self.figures for file in figures.shards)]
 
 
 @dataclass(frozen=True)
@@ -103,10 +98,6 @@ class Steps:
         """Reads all files into documents."""
         return self.runner.run(READ, lambda: map(self.extract_task, bundles)) if bundles else []
 
-    def count(self, tasks: list[PartTask]) -> Iterator[Path]:
-        """Counts the words of files of documents; returns the files of the counts."""
-        return (self.folder / record.path for record in self.runner.run(COUNT, lambda: tasks))
-
     def make_vocabulary(self, documents: Iterable[DocumentsRecord], given: Vocabulary | None) -> Vocabulary:
         """Trains a vocabulary on files of documents from all over the corpus, or adds their words to a given one."""
         s, work, console = self.settings, self.runner.work, self.runner.console
@@ -116,7 +107,7 @@ class Steps:
         tasks = list(islice(self.part_tasks(documents), 0, None, max(stride, 1)))
         key = hash_parts(*(task.name for task in tasks))
         if not work.is_finished(TRAINED, key):
-            paths = self.count(tasks)
+            paths = [self.folder / record.path for record in self.runner.run(COUNT, lambda: tasks)]
             with StepProgress(console, TRAINED, "", 1, 0).show():
                 os.environ["TOKENIZERS_PARALLELISM"] = "true"
                 counts = add_up(paths)

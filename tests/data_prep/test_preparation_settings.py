@@ -16,9 +16,8 @@ from support.reading import page, wiki_dump
 from support.sharding import command, run
 
 from data_prep import shard
-from data_prep.command_line import read_config
 from data_prep.common.errors import UserError
-from data_prep.settings import find_faults
+from data_prep.settings import find_faults, read_config
 from data_prep.shards import Manifest
 
 

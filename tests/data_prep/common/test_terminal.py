@@ -63,7 +63,7 @@ def test_what_files_say_commands_no_terminal(capsys: pytest.CaptureFixture[str])
 def line(monkeypatch: pytest.MonkeyPatch, done: int, seconds: float) -> str:
     """What the line says where so much of a step is done after so many seconds."""
     step = StepProgress(Console(), "near copies", "documents", 10**9, 0)
-    step.advance(done, 0)
+    step.advance(done)
     start = step._start
     with monkeypatch.context() as later:
         later.setattr(time, "monotonic", lambda: start + seconds)

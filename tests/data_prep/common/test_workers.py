@@ -1,4 +1,4 @@
-"""A machine gets as many workers as it has cores and memory for; they leave nothing behind when they are killed."""
+"""A machine gets as many workers as it has cores and memory for; they run no code of others."""
 
 from __future__ import annotations
 
@@ -76,23 +76,17 @@ from data_prep.common.workers import open_workers
 if __name__ == "__main__":
     with open_workers(2, "json") as workers:
         list(workers.run(time.sleep, [0.3] * 6))
-        maps = Path(f"/proc/{os.getpid()}/maps").read_text().splitlines()
-        print(*{line.split()[5] for line in maps if "/dev/shm/sem." in line}, flush=True)
         os.killpg(0, signal.SIGKILL)
 """
 
 
-@pytest.mark.skipif(not Path("/dev/shm").exists(), reason="Linux has its semaphores there")
-def test_workers_that_are_killed_at_once_leave_no_semaphores(tmp_path: Path) -> None:
-    """Nor do they run a module of the current folder: `python -c` looks there first, and others may write there."""
+def test_workers_run_no_module_of_the_current_folder(tmp_path: Path) -> None:
+    """`python -c` looks there first, and others may write there. Killed all at once, they say nothing."""
     program, here = tmp_path / "work.py", tmp_path / "here"
     program.write_text(WORK)
     (here / "multiprocessing").mkdir(parents=True)
     (here / "multiprocessing" / "__init__.py").write_text(f"open({str(tmp_path / 'planted')!r}, 'w')")
     command, environment = [sys.executable, str(program)], {**os.environ, "PYTHONPATH": str(ROOT)}
     process = Popen(command, cwd=here, env=environment, stdout=PIPE, stderr=PIPE, text=True, start_new_session=True)
-    output, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (-signal.SIGKILL, "")
-    assert len(names := output.split()) >= 5
-    assert [name for name in names if Path(name).exists()] == []
+    assert (process.communicate(timeout=60), process.returncode) == (("", ""), -signal.SIGKILL)
     assert not (tmp_path / "planted").exists()

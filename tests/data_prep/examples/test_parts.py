@@ -14,13 +14,13 @@ from scipy import stats
 from support.original import CHANCE
 
 from data_prep.common.arrays import Array
-from data_prep.examples import merging, validation
+from data_prep.examples import merging, sifting
 from data_prep.examples import parts as module
 from data_prep.examples.merging import SortedFiles, merging_rounds
 from data_prep.examples.pairs import find_ranked_document
 from data_prep.examples.parts import HELD_OUT, PARTS, Parts, Pool, read_parts
+from data_prep.examples.sifting import choose_held_out
 from data_prep.examples.streams import begin_stream, draw_below
-from data_prep.examples.validation import choose_held_out
 from data_prep.vocabulary.tokens import list_token_files
 from data_prep.work import TokensRecord
 
@@ -168,8 +168,8 @@ def test_few_digests_are_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> N
         most = max(most, len(ranks))
         return original(ranks, copies, *more)  # type: ignore[arg-type]
 
-    original = validation._take_first_texts
-    monkeypatch.setattr(validation, "_take_first_texts", counting)
+    original = sifting._take_first_texts
+    monkeypatch.setattr(sifting, "_take_first_texts", counting)
     chosen(different(500_000), 0.005)
     assert most < 5000
 

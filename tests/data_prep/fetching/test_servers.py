@@ -170,7 +170,7 @@ def test_a_server_cannot_write_outside_the_folder(site: Site, mirror: Site) -> N
         (401, "RepoNotFound", "no such data set"),
         (403, "GatedRepo", "accept its conditions there, then log in"),
         (404, "RevisionNotFound", "has no branch, tag or commit nowhere"),
-        (500, "", "refused; try again later"),
+        (500, "", "does not answer as the hub does"),
     ],
 )
 def test_refusals_of_the_hub(status: int, code: str, message: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

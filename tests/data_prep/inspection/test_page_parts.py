@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,9 +15,9 @@ from data_prep.common.files import FileRecord
 from data_prep.inspection.figures import list_reasons
 from data_prep.inspection.lookup import ShownExample, format_example, mark_pieces
 from data_prep.inspection.page import writing
-from data_prep.inspection.page.writing import MOST_BARS, Bar, choose_evenly, make_doubling_bars, make_even_bars
+from data_prep.inspection.page.writing import MOST_BARS, Bar, make_doubling_bars, make_even_bars
 from data_prep.settings import Settings
-from data_prep.shards import CorpusFigures, KeptFile, Manifest, RecordedSettings, SourceRecord, VocabularyFigures
+from data_prep.shards import CorpusFigures, Manifest, RecordedSettings, VocabularyFigures
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 CHARTS: Any = writing.TEMPLATES.get_template("charts.html").module
@@ -73,14 +71,6 @@ def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
     assert max(float(place.removeprefix("left:").rstrip("%")) for place, _ in places) <= 75
 
 
-@given(st.integers(0, 300), st.integers(1, 100))
-def test_a_sample_is_spread_over_all(size: int, most: int) -> None:
-    chosen = choose_evenly(range(size), most)
-    assert (len(chosen), chosen) == (min(size, most), sorted(set(chosen)))
-    gaps = np.diff([*chosen, size])
-    assert size == 0 or (chosen[0] == 0 and gaps.max() - gaps.min() <= 1)
-
-
 def test_reasons_are_those_of_the_settings_and_filters_are_ready_to_be_told() -> None:
     assert not list(list_reasons(manifest()))
     corpus = CorpusFigures(documents=10, validation_documents=1, copies=0, near_copies=2, over_share=3)
@@ -99,43 +89,11 @@ def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
     assert tables == {"too-short.csv": rows[: writing.MOST_ROWS + 1]}
 
 
-def test_of_very_many_sources_the_smallest_share_a_row() -> None:
-    names = [f"source-{number}" for number in range(200)]
-    files = [SourceRecord(name, f"{name}.txt", 1, "text") for name in names]
-    counts = {"empty": 0, "sentences": 1, "unknown": 0, "text_bytes": 10}
-    kept = [
-        KeptFile(f"{name}.arrow", 1, rows=2, sha256="", source=name, pieces=number + 1, **counts)
-        for number, name in enumerate(names)
-    ]
-    corpus = CorpusFigures(documents=400, validation_documents=0, documents_by_source=dict.fromkeys(names, 2))
-    rows = writing.count_by_source(manifest(sources=files, corpus=corpus), kept)
-    assert len(rows) == writing.MOST_SOURCES
-    assert [name for name, _ in rows] == [
-        *names[-writing.MOST_SOURCES + 1 :],
-        f"{200 - writing.MOST_SOURCES + 1} others",
-    ]
-    total = sum((counts for _, counts in rows), Counter[str]())
-    assert (total["pieces"], total["left"], total["files"]) == (sum(file.pieces for file in kept), 400, 200)
-
-
-@pytest.mark.parametrize(
-    ("changes", "flags"),
-    [
-        ({}, []),
-        ({"mask_rate": 0.3}, ["--mask-rate 0.3"]),
-        ({"lengths": (64,)}, ["--lengths 64"]),
-        ({"lengths": (64,), "max_predictions": (9,)}, ["--lengths 64", "--max-predictions 9"]),
-        ({"cased": True, "formulas": "word"}, ["--cased", "--formulas word"]),
-        ({"language": (("wiki=de", "fr"),)}, ["--language wiki=de fr"]),
-        ({"weight": (("a=2",), ("b=0.5",))}, ["--weight a=2 b=0.5"]),
-    ],
-)
-def test_settings_that_are_not_the_usual_ones_are_spelled_as_flags(changes: dict[str, Any], flags: list[str]) -> None:
-    recorded = Settings(**changes).record_values()
-    assert sorted(writing.list_unusual_settings(manifest(settings=RecordedSettings(**recorded)))) == sorted(flags)
+def test_settings_are_spelled_as_flags() -> None:
+    settings = Settings(cased=True, weight=(("a=2",), ("b=0.5",)), lengths=(64,), validation=0.0)
     later: dict[str, Any] = {"sieve": None, "filters": {"length": 3}}  # settings of a later version
-    told = writing.list_unusual_settings(manifest(settings=RecordedSettings(**recorded, **later)))
-    assert sorted(told) == sorted([*flags, "--filters length=3"])
+    told = writing.spell_settings(manifest(settings=RecordedSettings(**settings.record_values(), **later)))
+    assert {"--cased", "--weight a=2 b=0.5", "--lengths 64", "--validation 0", "--filters length=3"} <= {*told}
 
 
 def test_marks_read_alike_in_a_terminal_and_on_a_page() -> None:

@@ -28,16 +28,20 @@ from data_prep.arrow_files import map_batches
 from data_prep.common.arrays import Array
 from data_prep.near_copies import candidates, signatures
 from data_prep.near_copies.candidates import FEW, find_candidates, make_find_tasks
-from data_prep.near_copies.shingles import Texts, count_slots, fill_shingles, jaccard, read_texts
 from data_prep.near_copies.signatures import (
     FOUND,
     MOST_MINIMA,
     PATH,
     Banding,
+    Texts,
     choose_banding,
     compute_keys,
+    count_slots,
+    fill_shingles,
+    jaccard,
     make_sign_tasks,
     read_stretches,
+    read_texts,
     sign,
 )
 from data_prep.vocabulary.tokens import list_token_files

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.common.errors import UserError
-from data_prep.pipeline.description import collect_faults
+from data_prep.pipeline.pipeline import collect_faults
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import find_files, group_sources, make_bundles
 
