@@ -211,8 +211,7 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
 
 def test_paths_with_blanks_stay_whole(job: Job) -> None:
     job.make_shards("two words")
-    words = {"CLOZE_SHARDS": "data/two words", "CLOZE_RUN": "runs/two words"}
-    log = job.end(0, **words, TRAIN='printf "<%s>" "$@"')
+    log = job.end(0, CLOZE_SHARDS="data/two words", CLOZE_RUN="runs/two words", TRAIN='printf "<%s>" "$@"')
     assert "<--data><data/two words><--out><runs/two words>" in log
 
 
