@@ -21,7 +21,7 @@ GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PA
   $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
-.PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all breaks lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -66,6 +66,10 @@ test-lowest: .venv-lowest/installed
 	  tests/pretraining/model tests/pretraining/answering tests/pretraining/architectures tests/pretraining/engine tests/pretraining/optimizers
 
 test-all: test test-processors test-timed test-slow test-slurm
+
+# Breaks the product in some thirty places, one at a time, and says which test notices.
+breaks: .venv/installed-dev
+	$(BIN)/python tests/support/breaks.py
 
 lint: .venv/installed-dev
 	$(BIN)/ruff check .

@@ -152,12 +152,6 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
     yield build_table("", rows)
 
 
-def summarise_loader(found: Results) -> Iterator[ResultTable]:
-    """Yields the table of the pieces a second that a rank's thread prepares."""
-    rows = [{**row, "pieces_per_second": f"{read_median(row['pieces_per_second']):,.0f}"} for row in found["speeds"]]
-    yield build_table("", rows)
-
-
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
     """Yields a row for each training by a recipe, with its scores, and for a single one its pairs by phenomenon."""
     times = [found, *found.get("again", ())]
@@ -204,7 +198,6 @@ def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
         "scaling": summarise_scaling,
-        "loader": summarise_loader,
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
         "fine_tuning_scores": summarise_fine_tuning_scores,

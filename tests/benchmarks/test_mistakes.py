@@ -11,11 +11,10 @@ from rich.console import Console
 from support.mistakes import mistake_of
 from support.training import Place
 
-from benchmarks import inference, loader, optimizers, throughput
+from benchmarks import inference, optimizers, throughput
 
 ENTRIES: dict[str, tuple[type[Any], Callable[[Any, Console], int | None]]] = {
     "inference": (inference.Inference, inference.measure),
-    "loader": (loader.Loader, loader.measure),
     "optimizers": (optimizers.Optimizers, optimizers.measure),
     "throughput": (throughput.Throughput, throughput.measure),
 }
@@ -24,9 +23,6 @@ MISTAKES = {
     "inference --sides nobody": "--sides nobody: is none of",
     "inference --rounds 0": "at least 1",
     "inference --model nothing": "nothing",
-    "loader --rounds 0": "at least 1",
-    "loader --length 4096 --data SHARDS": "--length 4096: ",
-    "loader --data benchmarks": "benchmarks: no manifest.json",
     "optimizers --optimizers sgd": "--optimizers: of adamw, lamb, muon",
     "optimizers --size huge": "--size: of tiny",
     "optimizers --rounds 0": "--rounds from 1 on",

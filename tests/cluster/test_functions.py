@@ -209,6 +209,12 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     assert found == {'data/second "best"', "data/third", "data/first"}
 
 
+def test_paths_with_blanks_stay_whole(job: Job) -> None:
+    job.make_shards("two words")
+    log = job.end(0, CLOZE_SHARDS="data/two words", CLOZE_RUN="runs/two words", TRAIN='printf "<%s>" "$@"')
+    assert "<--data><data/two words><--out><runs/two words>" in log
+
+
 def test_a_second_job_notes_nothing_while_the_first_one_runs(job: Job) -> None:
     notes = job.folder / "runs" / "any" / "jobs.jsonl"
     notes.parent.mkdir(parents=True)

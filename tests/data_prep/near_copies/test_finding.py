@@ -110,6 +110,12 @@ def test_a_document_that_goes_still_takes_others_with_it(tmp_path: Path) -> None
     np.testing.assert_array_equal(search(tmp_path, chain, 0.8, 3), np.arange(1, len(chain)))
 
 
+def test_who_has_just_the_threshold_is_a_near_copy(tmp_path: Path) -> None:
+    documents = [list(range(first, first + 34)) for first in (5, 15)]
+    assert [index for *_, index in exact(documents)] == [0.5]
+    np.testing.assert_array_equal(search(tmp_path, documents, 0.5, 2), [1])
+
+
 @pytest.mark.parametrize("short", [[5], [5, 6, 7, 8], [5, 6, 7, 8, 9], [445 - 1]])
 def test_short_documents_are_near_copies_of_the_same_alone(short: list[int], tmp_path: Path) -> None:
     documents = [[6], short, [*short, 10], [7, 8], short]

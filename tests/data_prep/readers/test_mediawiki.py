@@ -33,6 +33,7 @@ def test_articles_only(tmp_path: Path) -> None:
         page("Talk:Plain", "Chatter.", namespace=1),
         page("Old name", "#REDIRECT [[Plain]]", more='\n    <redirect title="Plain" />'),
         page("Older name", "#redirect [[Plain]]"),
+        page("Alter Name", "#WEITERLEITUNG [[Plain]]", more='\n    <redirect title="Plain" />'),
         page("Mercury (disambiguation)", "'''Mercury''' may be:\n* a planet"),
         page("Mars", "'''Mars''' may be:\n* a planet\n{{disambig}}"),
         page("Merkur", "'''Merkur''' ist:\n* ein Planet\n{{Begriffsklärung}}"),

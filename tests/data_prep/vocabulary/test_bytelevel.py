@@ -152,6 +152,15 @@ def test_common_text_has_the_ids_of_the_library(read: Read) -> None:
     read.require_equal(["".join(map(chr, range(first, first + 700))) for first in blocks])
 
 
+def test_of_equal_pairs_that_overlap_the_first_is_merged() -> None:
+    vocabulary = KIND.train(Counter({"aa": 9, "!!": 9, "abab": 9}), 270, cased=True)
+    texts = ["aaa", "a" * 7, "!!!", "aabababa"]
+    wanted = vocabulary.pipeline().encode_batch(texts, add_special_tokens=False)
+    assert max(len(one.ids) for one in wanted) < 5, "nothing is merged"
+    found = vocabulary.encoder().encode_texts(texts)
+    assert found.ids.tolist() == [number for one in wanted for number in one.ids]
+
+
 @pytest.mark.slow
 def test_every_character_is_in_the_class_of_the_library(read: Read) -> None:
     read.require_equal([*every_character()])

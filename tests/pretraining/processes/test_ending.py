@@ -191,6 +191,7 @@ def test_an_error_is_told_although_the_group_cannot_be_left(tmp_path: Path) -> N
     ("code", "words"),
     [
         (75, "75 (saved and stopped)"),
+        (76, "76 (a rank or storage was lost)"),
         (130, "130 (Ctrl-C)"),
         (137, "137 (killed by SIGKILL)"),
         (143, "143 (killed by SIGTERM)"),
