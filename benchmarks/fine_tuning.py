@@ -144,7 +144,8 @@ class Exercise:
             if self.task == "squad"
             else open_glue(self.task, self.data / "glue", setup)
         )
-        if (wanted := self.steps * self.batch) > len(task.train):
+        wanted = self.steps * self.batch
+        if wanted > len(task.train):
             raise UserError(f"--steps {self.steps}: {self.task} has {len(task.train)} items, and {wanted} are needed")
         task.train = ItemSubset(task.train, np.random.default_rng(0).permutation(len(task.train))[:wanted])
         return task

@@ -130,7 +130,7 @@ def repeated(folder: Path) -> set[str]:
 def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(docs: Path, out: Path) -> None:
     whole = (docs / "20.jsonl").read_text()
     (docs / "20.jsonl").write_text(whole[:-30])
-    assert "20.jsonl: line" in run(docs, out, code=2)
+    assert "20.jsonl: byte" in run(docs, out, code=2)
     before = repeated(out)
     assert len(before) > 5
     (docs / "20.jsonl").write_text(whole)

@@ -91,7 +91,7 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
 def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: Path) -> None:
     assert_refused(place.command("few", "--checkpoints.keep", "2", "--checkpoints.average", "3"), "keep 3")
     for words, reason in (
-        (["--average", "9"], "there are 8 checkpoints"),
+        (["--average", "9"], "has 8 checkpoints with the same weights"),
         (["--average", "1"], "take 2 or more"),
         (["--average", "2", "--checkpoint", "step-00000008"], "give one of them"),
     ):

@@ -102,7 +102,7 @@ def test_without_a_network_it_says_so(fetched: Fetch) -> None:
         closed = f"http://127.0.0.1:{server.getsockname()[1]}"
     for words in ("glue --task cola", "squad", "swag"):
         told = fetched(words, code=2, mirror=closed)
-        for part in ("cannot be reached", "check the network", "name a mirror with --mirror"):
+        for part in ("cannot be reached", "check the network", "take a mirror"):
             assert part in told, words
         assert "Traceback" not in told
     assert names(Path()) == []
