@@ -39,7 +39,8 @@ def toml_text(table: dict[str, Any]) -> str:
 def toml_value(value: Any) -> str:
     """Writes a value on one line."""
     if isinstance(value, str):
-        return "".join(map(_visible, json.dumps(value, ensure_ascii=False)))
+        # a character that a terminal would not show is written as its number
+        return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in json.dumps(value, ensure_ascii=False))
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     if isinstance(value, list | tuple):
@@ -75,8 +76,3 @@ def _is_tables(value: Any) -> bool:
 
 def _name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else toml_value(name)
-
-
-def _visible(character: str) -> str:
-    """A character of a text; one that a terminal would not show is written as its number."""
-    return character if character.isprintable() else f"\\U{ord(character):08x}"

@@ -10,7 +10,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-TITLES = {"stdout": "standard output", "stderr": "standard error"}
 GONE = "nobody reads {} any more: what would be written there is dropped, and the work goes on"
 
 notes: list[str] = []
@@ -19,7 +18,7 @@ notes: list[str] = []
 
 def drop_unread() -> None:
     """Lets this process's output and errors lose their readers. Call it before anything keeps one of the streams."""
-    for name, title in TITLES.items():
+    for name, title in (("stdout", "standard output"), ("stderr", "standard error")):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
             setattr(sys, name, _reopen(_Stream(stream.fileno(), title), stream))

@@ -155,7 +155,7 @@ class TaskModel(Encoder):
             return hidden
         if self.kind == "tags":
             return hidden[batch.words]
-        return take_maximum(hidden, batch.lengths) if self.has_bilstm else self.sequence_states(hidden, batch)
+        return take_maximum(hidden, batch.lengths) if self.has_bilstm else hidden[self.sequence_places(batch)]
 
     def apply_head(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes logits from the hidden states that the head reads."""

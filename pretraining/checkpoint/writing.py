@@ -43,8 +43,6 @@ from pretraining.processes.group import gather, wait_for_all
 from pretraining.reporting.hardware import synchronize
 from pretraining.reporting.meter import MeterState
 
-ASIDE = ".damaged"
-"""Suffix of a damaged checkpoint that was moved out of the way."""
 EVERYTHING = "*"
 POLL_SECONDS = 0.02
 """Interval at which rank 0 looks for the notes of other ranks."""
@@ -316,7 +314,7 @@ def _explain_failure(unfinished: Path, error: BaseException) -> UserError:
 
 def find_free_name(folder: Path) -> Path:
     """Finds a free name to move a checkpoint to that no run must continue from."""
-    names = (folder.with_name(f"{folder.name}{ASIDE}{number or ''}") for number in itertools.count())
+    names = (folder.with_name(f"{folder.name}.damaged{number or ''}") for number in itertools.count())
     return next(name for name in names if not name.exists())
 
 

@@ -95,10 +95,6 @@ class Order:
         assert all(0 < size <= LARGEST for size in self.sizes), f"examples of the duplicates: {self.sizes}"
         self._shards = lru_cache(maxsize=2)(self._permute_shards)  # a batch may be in two epochs
 
-    def num_examples(self, epoch: int) -> int:
-        """Returns the number of examples of an epoch; duplicates may differ."""
-        return self.sizes[epoch % len(self.sizes)]
-
     def epoch_start(self, epoch: int) -> int:
         """Returns the index of an epoch's first example."""
         cycles, rest = divmod(epoch, len(self.sizes))
@@ -114,8 +110,7 @@ class Order:
         """Returns the examples with the indices start … start+count-1."""
         parts = []
         for epoch in range(self.find_epoch(start), self.find_epoch(start + count - 1) + 1):
-            begin = self.epoch_start(epoch)
-            end = begin + self.num_examples(epoch)
+            begin, end = self.epoch_start(epoch), self.epoch_start(epoch + 1)
             parts.append(self._examples(epoch, max(start, begin) - begin, min(start + count, end) - begin))
         return Examples.join(parts)
 

@@ -19,9 +19,6 @@ from pretraining.model import cpu_kernels, gpu_layouts
 
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
-WORKSPACE = ":4096:8"
-"""The buffers of cuBLAS with which it always adds up in the same order."""
-
 
 def choose_dtype(wanted: Dtype | Literal["auto"], device: torch.device) -> torch.dtype:
     """Chooses the type in which the model computes, by the support of the device."""
@@ -71,7 +68,7 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
     torch.use_deterministic_algorithms(compute.deterministic)
     if compute.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACE)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with these buffers it adds up in one order
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read what we have written
 
 

@@ -38,8 +38,6 @@ AUTO_CLASSES: dict[Kind, str] = {
     "tags": "AutoModelForTokenClassification",
 }
 """The classes of transformers that find a model with the same head."""
-OWN_PREFIX = "Cloze"
-"""Begins the names of models that no class of transformers computes."""
 LISTED = 10
 """Number of faults that a message lists."""
 STORED_AS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -77,7 +75,7 @@ def name_class(shape: Shape, head: TaskHead | None = None) -> str:
 def list_class_names(kind: Architecture, auto: str) -> tuple[str, str]:
     """Lists the names of the class that an AutoModel class finds: that of transformers, empty if none, and our own."""
     theirs = kind.classes.get(auto, "")
-    return theirs, OWN_PREFIX + (theirs.removeprefix(kind.class_prefix) or auto.removeprefix("AutoModel"))
+    return theirs, "Cloze" + (theirs.removeprefix(kind.class_prefix) or auto.removeprefix("AutoModel"))
 
 
 def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:

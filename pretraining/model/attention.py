@@ -70,15 +70,7 @@ def can_multiply_heads(states: Tensor, heads: int) -> bool:
 class Padded(Layout):
     """Sequences padded to the longest, for any device and type."""
 
-    def __init__(
-        self,
-        starts: Tensor,
-        longest: int,
-        pieces: int,
-        one_way: bool = False,
-        window: int | None = None,
-        first: int = 0,
-    ):
+    def __init__(self, starts: Tensor, longest: int, pieces: int, one_way: bool, window: int | None, first: int = 0):
         length = -(-longest // 16) * 16
         device, begins = starts.device, starts[:-1]
         at, piece = (torch.arange(count, dtype=torch.int32, device=device) for count in (length, pieces))
@@ -174,9 +166,7 @@ class ByOurKernels(Layout):
 class ByHeads(ByOurKernels):
     """One head of one sequence at a time, by kernels that do not save the scores."""
 
-    def __init__(
-        self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None, first: int = 0
-    ):
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool, window: int | None, first: int = 0):
         self.kernel = f"attention_by_{kernels.small_products()}"
         self.pieces, sizes = int(starts[-1]), torch.tensor(lengths, dtype=torch.int32)
         self.window = WHOLE if window is None else window
@@ -215,9 +205,7 @@ def _attend_by_heads(qkv: Tensor, bias: Tensor | None, layout: ByHeads, heads: i
 class Grouped(ByOurKernels):
     """Sequences in groups of the same rounded length, for our kernels on a CPU."""
 
-    def __init__(
-        self, starts: Tensor, lengths: tuple[int, ...], one_way: bool = False, window: int | None = None, first: int = 0
-    ):
+    def __init__(self, starts: Tensor, lengths: tuple[int, ...], one_way: bool, window: int | None, first: int = 0):
         alike: dict[tuple[int, bool], list[int]] = {}
         for number, length in enumerate(lengths):
             alike.setdefault((-(-length // GRAIN), one_way or number < first), []).append(number)

@@ -25,7 +25,7 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Padded, lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.dropout import Dropout, make_row_keys
-from pretraining.model.fused import draws_by_keys, make_turns
+from pretraining.model.fused import find_operations, make_turns
 from pretraining.model.layout import Layout
 from pretraining.model.modules import LayerDropouts, LookupTable
 from pretraining.model.shape import BIAS, HEAD, NORM, Role, Shape
@@ -239,10 +239,6 @@ class Encoder(Trainable):
             return checkpoint(layer, x, layout, dropouts, *chosen, use_reentrant=False)
         return layer(x, layout, dropouts, *chosen)
 
-    def sequence_states(self, hidden: Tensor, batch: Batch) -> Tensor:
-        """Picks the hidden states that stand for their sequences, (s, H)."""
-        return hidden[self.sequence_places(batch)]
-
     def sequence_places(self, batch: Batch) -> Tensor:
         """Finds the places of the pieces that stand for their sequences, (s,) int64: those that see all of it. That is
         [CLS], or the last piece where a piece sees only those before it."""
@@ -262,7 +258,7 @@ class Encoder(Trainable):
         elif (hidden or attention) and gpu.usable("row_keys", batch.positions):
             longest = max(batch.lengths)
             keys = gpu.make_row_keys(self.dropout_seed, batch.examples, batch.positions, batch.starts, longest)
-        if hidden and self.mesh.tensor_ranks > 1 and not draws_by_keys(self.embeddings.word.weight):
+        if hidden and self.mesh.tensor_ranks > 1 and not find_operations("drop", self.embeddings.word.weight):
             raise UserError(
                 f"parallel.tensor = {self.mesh.tensor_ranks}: the ranks that share a model need the same masks of "
                 "dropout,\nwhich our kernels alone draw; install g++ (on a GPU: triton), or take model.dropout = 0"

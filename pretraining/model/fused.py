@@ -32,11 +32,6 @@ def find_operations(name: gpu.Operation, x: Tensor, masks: kernels.Masks | None 
     return gpu if gpu.usable(name, x, masks) else None
 
 
-def draws_by_keys(x: Tensor) -> bool:
-    """Whether our kernels can draw the masks of such hidden states, the same on each rank that has their keys."""
-    return find_operations("drop", x) is not None
-
-
 def widen(x: Tensor) -> Tensor:
     """Converts 16 bits to fp32; fp64 stays."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -14,7 +14,6 @@ from pretraining.model.dropout import Dropout
 from pretraining.model.layout import WHOLE, Attend, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
-FLASH_TYPES = (torch.bfloat16, torch.float16)
 FLASH_SIZE = 192
 """The widest head that the flash kernels support on all their GPUs."""
 OWN_SIZES, OWN_PIECES = (32, 64, 128), 512
@@ -40,7 +39,7 @@ def has_flash(states: Tensor, heads: int) -> bool:
     """Whether this PyTorch has the flash kernels, and they support the type, the head width and the GPU of these
     states."""
     size = states.shape[1] // heads
-    fits = states.is_cuda and states.dtype in FLASH_TYPES and size % 8 == 0 and size <= FLASH_SIZE
+    fits = states.is_cuda and states.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= FLASH_SIZE
     return fits and devices.has_flash(states.device)
 
 

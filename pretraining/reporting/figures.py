@@ -62,7 +62,6 @@ def smooth(values: Array, window: int) -> Array:
     return means
 
 
-LOSS_CHART = "loss.png"
 TRIAL = 20
 """Logged steps from which on a finished run is drawn automatically; with fewer it was a trial."""
 
@@ -70,7 +69,7 @@ TRIAL = 20
 def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     """Draws the losses of a run with at least `least` logged steps into its folder; returns a line on the result and
     never raises. `called`: names of the losses with their labels."""
-    path = run / LOSS_CHART
+    path = run / "loss.png"
     try:
         trained, scored = read_step_records(run / METRICS), list(read_evaluations(run / METRICS))
         if len(trained) < least:

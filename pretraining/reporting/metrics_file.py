@@ -16,8 +16,6 @@ from data_prep.common.files import open_at_once
 METRICS = "metrics.jsonl"
 REACH = 1 << 21
 """Bytes at the end that are searched for the newest records: some 3,000 lines."""
-EVALUATION = b'{"kind": "evaluation"'
-"""Prefix of the lines of validation."""
 
 
 class Logged(NamedTuple):
@@ -51,7 +49,7 @@ def read_evaluations(path: Path) -> Iterator[Logged]:
     """Reads the records of validation, which are few; other lines are not parsed."""
     with open(path, "rb", opener=open_at_once) as file:
         for line in file:
-            if line.startswith(EVALUATION) and line.endswith(b"\n"):
+            if line.startswith(b'{"kind": "evaluation"') and line.endswith(b"\n"):
                 with suppress(ValueError, KeyError):
                     yield Logged.from_record(json.loads(line))
 

@@ -56,11 +56,8 @@ class StepRecord(LearningRecord):
 
     def line(self) -> str:
         """Formats the record in one line of at most 165 columns."""
-        done = format_steps(self.step, self.total_steps)
-        return "  ".join([done, self._losses(), *self._pace(), *format_seconds_left(self.speed.seconds_left)])
-
-    def _losses(self) -> str:
-        return "  ".join([f"loss {self.loss:.4f}", *self.said])
+        learned = [format_steps(self.step, self.total_steps), f"loss {self.loss:.4f}", *self.said]
+        return "  ".join([*learned, *self._pace(), *format_seconds_left(self.speed.seconds_left)])
 
     def _pace(self) -> list[str]:
         """Formats learning rate, norm, loss scale and speed."""

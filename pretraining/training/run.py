@@ -50,8 +50,6 @@ from pretraining.training.trainer import Trainer
 
 Device = Literal["auto", "cpu", "cuda"]
 BUSY = "{owner} is training in this folder\nwait for its end, or name another folder"
-REQUEUED = "SLURM_RESTART_COUNT"
-"""Slurm sets this variable in a job that it has requeued."""
 LEAVE_SECONDS = 300.0
 """How long a requeued job waits for the ranks of its last start: a rank that lost the network notices it late."""
 
@@ -78,7 +76,7 @@ def run_training(
             require_one_request(request)
             require_mesh(request.recipe.parallel, world)
             if world.rank == 0:
-                patience = LEAVE_SECONDS if REQUEUED in os.environ else 0.0
+                patience = LEAVE_SECONDS if "SLURM_RESTART_COUNT" in os.environ else 0.0  # Slurm sets it as it requeues
                 stack.enter_context(locked(request.out / LOCK, f"--out {request.out}", BUSY, patience=patience))
             group.gather(None)  # wait for rank 0: only then the lock is that of this start
             ending.record_in(request.out)

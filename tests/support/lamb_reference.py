@@ -131,7 +131,13 @@ def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
     """The weights and LAMB's trust ratios after all steps."""
     weights = moved(engine)
     assert isinstance(engine.optimizer, Lamb)
-    return weights, engine.optimizer.trust_ratios()
+    return weights, read_ratios(engine.optimizer)
+
+
+def read_ratios(lamb: Lamb) -> dict[str, float]:
+    """The trust ratios of the last step by the names of parameters."""
+    together = lamb._ratios.items()
+    return {name: ratio for names, ratios in together for name, ratio in zip(names, ratios.tolist(), strict=True)}
 
 
 def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:

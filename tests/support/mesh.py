@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from support.lamb_reference import read_ratios
 from support.pretraining_reference import SMALL, make_uneven, random_rows
 from torch import Tensor
 
@@ -166,6 +167,6 @@ def train(case: Case, tensor: int, steps: int = STEPS) -> Found:
     gradients = find_gradients(case, tensor)
     engine = make_engine(case, tensor, name=case.optimizer, clip=0.5)
     numbers = [take_step(case, engine, step, 1e-3) for step in range(steps)]
-    ratios = engine.optimizer.trust_ratios() if isinstance(engine.optimizer, Lamb) else {}
+    ratios = read_ratios(engine.optimizer) if isinstance(engine.optimizer, Lamb) else {}
     engine.close()
     return Found(gradients, numbers, ratios)

@@ -60,7 +60,7 @@ class Lamb(FlatOptimizer):
         self._tables: dict[int, SlotTable] = {}
         """slot tables by the id of their flat tensor"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
-        """the trust ratios of the last step, by the names of their slots"""
+        """the trust ratios of the last step, by the names of their slots; the same on all ranks"""
 
     def read_layout(self) -> None:
         self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
@@ -196,14 +196,6 @@ class Lamb(FlatOptimizer):
         weight, update = squares.sqrt().unbind(1)
         ratios = (weight / update).clamp(*self._limits)
         return torch.where((weight > 0) & (update > 0), ratios, 1.0)
-
-    def trust_ratios(self) -> dict[str, float]:
-        """Returns the trust ratios of the last step by the names of parameters; the same on all ranks."""
-        return {
-            name: ratio
-            for names, ratios in self._ratios.items()
-            for name, ratio in zip(names, ratios.tolist(), strict=True)
-        }
 
 
 def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares = WHOLE) -> SlotTable:

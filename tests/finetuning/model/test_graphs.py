@@ -41,9 +41,9 @@ def batches_of(kind: Kind, texts: Sequence[tuple[int, ...]] = TEXTS) -> list[Tas
     return [batch_of(kind, lengths) for lengths in texts if kind != "choice" or len(lengths) % 3 == 0]
 
 
-def lay_out_padded(starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, **given: bool) -> Layout:
+def lay_out_padded(starts: Tensor, lengths: tuple[int, ...], states: Tensor, heads: int, one_way: bool) -> Layout:
     """Chooses the layout of a GPU in fp32, which takes the lengths of sequences from the device."""
-    return Padded(starts, max(lengths), len(states), **given)
+    return Padded(starts, max(lengths), len(states), one_way, None)
 
 
 @pytest.fixture(autouse=True)

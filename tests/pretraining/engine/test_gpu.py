@@ -65,7 +65,7 @@ def inputs(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
 def layouts() -> tuple[Layout, Layout]:
     """For the flash kernels, and padded."""
     starts = random_batch(LENGTHS, 50).starts.cuda()
-    return Packed(starts, max(LENGTHS)), Padded(starts, max(LENGTHS), sum(LENGTHS))
+    return Packed(starts, max(LENGTHS)), Padded(starts, max(LENGTHS), sum(LENGTHS), False, None)
 
 
 def dropout(probability: float) -> Dropout:

@@ -129,7 +129,7 @@ def test_spare_rows_change_neither_states_nor_gradients(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("rows", [1, 26, 430, 4000])
 def test_few_numbers_of_rows_occur(rows: int) -> None:
-    layout = Grouped(torch.tensor([0, rows], dtype=torch.int32), (rows,))
+    layout = Grouped(torch.tensor([0, rows], dtype=torch.int32), (rows,), False, None)
     states = torch.empty(rows, 1, dtype=torch.bfloat16)
     spare = layout.spare_rows(states)
     assert spare < max(16, rows / 8 + 1)
@@ -140,7 +140,7 @@ def test_few_numbers_of_rows_occur(rows: int) -> None:
 
 def test_rows_of_packed_products_are_of_few_numbers() -> None:
     def rounded(rows: int) -> int:
-        layout = Grouped(torch.tensor([0, rows], dtype=torch.int32), (rows,))
+        layout = Grouped(torch.tensor([0, rows], dtype=torch.int32), (rows,), False, None)
         return rows + layout.spare_rows(torch.empty(rows, 1), packed=True)
 
     assert len({rounded(rows) for rows in range(1, 4097)}) <= 16 + 8 * 9

@@ -139,9 +139,8 @@ def test_the_share_that_is_asked_is_dropped(way: str) -> None:
     qkv = torch.cat([torch.zeros(length, 2 * heads * 4), torch.ones(length, heads * 4)], dim=1)
     dropout = Dropout(share, make_row_keys(1, batch.examples, batch.positions.numpy(), np.array([length])))
     torch.manual_seed(1)
-    kept = (
-        WAYS[way](batch, False).attend(qkv, torch.zeros(3 * heads * 4), heads, dropout).view(length, heads, 4)[:, :, 0]
-    )
+    attended = WAYS[way](batch, False, None).attend(qkv, torch.zeros(3 * heads * 4), heads, dropout)
+    kept = attended.view(length, heads, 4)[:, :, 0]
     assert float(kept.mean()) == pytest.approx(1.0, abs=0.03)
     assert float(kept.std()) == pytest.approx(math.sqrt(share / (1 - share) / length), rel=0.2)
 
@@ -272,7 +271,7 @@ def test_without_a_bias_it_is_a_bias_of_zeros() -> None:
     batch = random_batch([9, 30], 50)
     for dtype in (torch.float32, torch.bfloat16):
         qkv, bias = inputs(39, 64, dtype)
-        layouts: list[Layout] = [WAYS[way](batch) for way in ("grouped", "padded")]
+        layouts: list[Layout] = [WAYS[way](batch, False, None) for way in ("grouped", "padded")]
         for layout in [*layouts, *([by_heads(batch)] if ways() and dtype == torch.bfloat16 else [])]:
             *wanted, _ = found(layout, qkv, torch.zeros_like(bias).requires_grad_(), 2)
             out = layout.attend(qkv, None, 2, NONE)

@@ -160,7 +160,7 @@ def test_what_is_not_compiled_keeps_our_kernels(monkeypatch: pytest.MonkeyPatch)
 def test_compiled_layers_on_a_gpu_take_no_masks_of_the_compiler() -> None:
     """Without keys of rows, or where attention is PyTorch's own: those masks repeat in torch 2.13."""
     none, keys, starts = torch.empty(0, dtype=torch.int32), torch.zeros(3, dtype=torch.int32), torch.tensor([0, 3])
-    padded, packed = Padded(starts, 3, 3), Packed(starts, 3)
+    padded, packed = Padded(starts, 3, 3, False, None), Packed(starts, 3)
     ours = Dropout(0.1, keys).make_compilable(8, 4)
     require_own_masks(ours, Dropout(0.1, keys), packed)
     require_own_masks(Dropout(0.0, none), Dropout(0.0, none), padded)

@@ -104,7 +104,7 @@ def test_a_layer_on_flash_kernels_is_that_of_pytorch(monkeypatch: pytest.MonkeyP
         ours = layer_and_gradients(layer, x, packed)
     called.assert_called_once()
     monkeypatch.setattr(gpu, "usable", lambda *_: False)
-    exact = layer_and_gradients(layer.double(), x.double(), Padded(batch.starts, 30, 36))
+    exact = layer_and_gradients(layer.double(), x.double(), Padded(batch.starts, 30, 36, False, None))
     apart = [
         [float((one - right).norm() / right.norm()) for one, right in zip(each, exact, strict=True)]
         for each in (ours, plain)

@@ -35,7 +35,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         ) -> Padded:
             assert not compiled
             assert rest == (None, 0)
-            return Padded(starts, max(lengths), len(states), one_way)
+            return Padded(starts, max(lengths), len(states), one_way, None)
 
         monkeypatch.setattr(encoder, "lay_out", lay_out)
     with kernels_allowed(request.param != "torch"):
@@ -118,7 +118,7 @@ def test_a_sequence_does_not_know_its_neighbours(name: str, lengths: list[int], 
     with torch.no_grad():
         ours, theirs = model.encode(alone), model.encode(together)[:count]
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
-        standing = model.sequence_states(ours, alone)
+        standing = ours[model.sequence_places(alone)]
         last = alone.starts[1:].long() - 1
         assert torch.equal(standing, ours[last if model.shape.learns.sees == "before" else alone.starts[:-1].long()])
 
