@@ -258,12 +258,10 @@ def launch(processes: int, arguments: list[str]) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run([*torchrun, __file__, *arguments], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.splitlines()
-        told = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)
-        if told is None:
+        errors = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
+        if not errors:
             print(done.stderr, file=sys.stderr)
-        what = "see above" if told is None else lines[told].removeprefix("error: ")
-        raise UserError(f"a launch of {processes} processes has failed: {what}")
+        raise UserError(f"a launch of {processes} processes has failed: {errors[0] if errors else 'see above'}")
 
 
 def read_notes(path: Path) -> list[Note]:
