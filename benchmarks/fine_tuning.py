@@ -386,9 +386,7 @@ def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
             with_data = f"is none of {', '.join((*there, *DEMO))}, for which {settings.data} has data"
             raise UserError(f"--contests {name}: {with_data}; set CLOZE_DATA, or give --data")
     if not settings.contests and not there:
-        console.print(
-            f"{settings.data} has no tasks: the sentences are those of the demo corpus (real ones: CLOZE_DATA)"
-        )
+        console.print(f"{settings.data} has no tasks: sentences of the demo corpus are taken (real ones: CLOZE_DATA)")
     return settings.contests or there or DEMO
 
 

@@ -55,8 +55,6 @@ from pretraining.huggingface.folders import read_shape, write_fine_tuned
 TOGETHER = 32
 """Sentences of a request of SST-2's lengths, beside requests of one; of the peers also if we get all at once."""
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
-REST = 0.05
-"""Seconds between turns, in which the threads of the last side stop spinning."""
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
 """The largest difference of logits from those in fp32, relative to the largest logit or 1."""
 
@@ -161,7 +159,7 @@ class Contestants:
                 found[name] = side.ask("answer_all", requests[name])
             except SideFailedError as error:
                 self.drop(name, str(error))
-            time.sleep(REST)
+            time.sleep(0.05)  # in which the threads of this side stop spinning
         if not found:
             raise UserError("no side can answer")
         return found

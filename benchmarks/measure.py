@@ -127,10 +127,8 @@ def _version(library: str) -> str:
 
 
 def _gpu() -> dict[str, Any]:
-    try:
-        import torch  # preparing data needs none
-    except ImportError:
-        return {}
+    import torch  # preparing data needs none
+
     if not torch.cuda.is_available():
         return {}
     gpu = torch.cuda.get_device_properties(0)
@@ -225,8 +223,7 @@ def read_results(path: Path) -> dict[str, Any]:
     """Reads a results file. Raises UserError if it is none, or has another format."""
     found = read_json(path)
     if not isinstance(found, dict) or found.get("format") != FORMAT or not {"benchmark", "environment"} <= set(found):
-        given = found.get("format", "none") if isinstance(found, dict) else "none"
-        raise UserError(f"{path}: results in format {given}, and {FORMAT} is read; remove it, and measure again")
+        raise UserError(f"{path}: no results in format {FORMAT}; remove it, and measure again")
     return found
 
 

@@ -26,9 +26,6 @@ from pretraining.config.overrides import load_recipe_and_data
 from pretraining.planning import machines
 from pretraining.planning.table import render_cluster, render_scale
 
-CHECKED = ("nodes", "gpus_per_node", "price_per_gpu_hour", "gpu", "network")
-"""The options that are checked beside the recipe."""
-
 
 @dataclass(frozen=True)
 class Planner:
@@ -54,8 +51,9 @@ def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     settings, overrides = read_recipe_command(Planner, arguments)
     console = open_console()
+    checked = ("nodes", "gpus_per_node", "price_per_gpu_hour", "gpu", "network")
     _, (recipe, manifest) = check_all(
-        lambda: machines.check_options(**{name: getattr(settings, name) for name in CHECKED}),
+        lambda: machines.check_options(**{name: getattr(settings, name) for name in checked}),
         lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
     )
     phases = tuple(phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases)

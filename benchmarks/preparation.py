@@ -62,8 +62,6 @@ RUN_MB: Sequence[float] = (20, 100)
 GROWTH_MB = (10, 20, 40, 80)
 """Sizes of the corpora for memory and time, besides all of the data."""
 FIVE = "5 duplicates"
-OF_EXAMPLES = ("examples", "merged", "shards")
-"""Prefixes of the steps that --from runs too."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +125,6 @@ class PreparationRun:
             assert pool is not None
             with time_steps() as self.seconds:
                 run_pipeline(Path(folder) / "out", self._settings, pool)
-
-    def sum_example_seconds(self) -> float:
-        """Returns the seconds of examples and shards in the last run."""
-        return sum(seconds for step, seconds in self.seconds.items() if step.startswith(OF_EXAMPLES))
 
 
 def run_pipeline(out: Path, settings: Settings, pool: Any) -> None:
@@ -238,6 +232,7 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, round
     settings = partial(Settings, lengths=(128, 512))
     of_text = partial(settings, docs=(docs,), vocab=str(corpus.vocabulary))
     once, five = PreparationRun(of_text(duplicates=1)), PreparationRun(of_text(duplicates=5))
+    also_from = ("examples", "merged", "shards")  # prefixes of the steps that --from runs too
     with tempfile.TemporaryDirectory() as place:
         kept = Path(place) / "kept"
         with open_workers(1, preload=Pipeline.__module__) as pool:
@@ -245,7 +240,9 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, round
         sides: dict[str, Callable[[], Any]] = {
             OURS: once,
             FIVE: five,
-            "examples and shards": five.sum_example_seconds,
+            "examples and shards": lambda: sum(
+                five.seconds[step] for step in five.seconds if step.startswith(also_from)
+            ),
             "from documents": PreparationRun(settings(origins=((str(kept),),), duplicates=5)),
         }
         with pin_to_one_core():

@@ -32,7 +32,7 @@ from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing
 
-NAMES = ("measurements.md", "architectures.md", "reproducing.md", "gpu.md", "training.md")
+NAMES = ("measurements.md", "architectures.md", "reproducing.md", "training.md")
 PAGES = tuple(ROOT / "docs" / name for name in NAMES)
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 

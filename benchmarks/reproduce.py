@@ -17,12 +17,13 @@ if __name__ == "__main__":
 
     begin()
 
+import math
 import os
 import re
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -45,8 +46,6 @@ from data_prep.common.supervision import INTERRUPTED, hear_signals
 LOGS, LOCKS = "logs", "locks"
 LAST_LINES = 3
 """The number of last lines that are shown of a command that failed without an error message."""
-FOR_EVER = 10.0**9
-"""Seconds to wait for a command that another process runs."""
 
 
 @dataclass(frozen=True)
@@ -79,36 +78,32 @@ class Reproduce:
 
 
 def show_plan(
-    table: ScaledTable, ledger: Ledger, commands: list[Command], left: list[Command], lacks: Set[str], console: Console
+    table: ScaledTable, ledger: Ledger, commands: list[Command], left: list[Command], console: Console
 ) -> None:
-    """Prints the runs of a table with their state and time, and the time of those that are left. `lacks` has the
-    columns without data."""
+    """Prints the runs of a table with their state and time, and the time of those that are left."""
     took = ledger.median_minutes()
     times = {command.name: estimate_minutes(command, table, took) for command in left}
-    waiting = times.keys() & {cell.command.name for cell in list_cells(table) if cell.column in lacks}
     rows = []
     for command in commands:
         standing, outcome = ledger.find(command)
-        minutes, source = times.get(command.name) or ((outcome.seconds / 60, "took") if outcome else (None, ""))
-        notes = ", again" * (command.name in times and standing in SETTLED) + ", no data" * (command.name in waiting)
+        minutes = times.get(command.name, outcome.seconds / 60 if outcome else None)
+        state = "to do" if command.name in times and standing in SETTLED else standing
         time = "" if minutes is None else duration(60 * minutes)
-        rows.append([command.kind, command.label, standing + notes, time, source, command.name])
-    show(console, [ResultTable(table.title, ["", "run", "", "time", "", "folder"], rows)])
-    known = [minutes for minutes, _ in times.values() if minutes is not None]
+        rows.append([command.kind, command.label, state, time, command.name])
+    show(console, [ResultTable(table.title, ["", "run", "", "time", "folder"], rows)])
+    known = [minutes for minutes in times.values() if minutes is not None]
     told = f"{len(times)} runs are left: {duration(60 * sum(known))}"
     told += f", and {len(times) - len(known)} of unknown time" if len(known) < len(times) else ""
-    console.print("\n".join([told, *ledger.describe_commits(commands)]), markup=False)
+    console.print(told, markup=False)
 
 
-def estimate_minutes(command: Command, table: ScaledTable, took: Mapping[str, float]) -> tuple[float | None, str]:
-    """Estimates the minutes of a command: as measured before, or as the scale says. Also returns the source."""
+def estimate_minutes(command: Command, table: ScaledTable, took: Mapping[str, float]) -> float | None:
+    """Estimates the minutes of a command: as measured before, or as the scale says."""
     label, scale = strip_seed(command.label), table.scale
     if label in took:
-        return took[label], "measured"
+        return took[label]
     said = scale.minutes.get(command.column or command.kind)
-    if said is None:
-        return None, "unknown"
-    return said * (table.restarts / scale.restarts if command.kind == "tune" else 1), "as the scale says"
+    return said and said * (table.restarts / scale.restarts if command.kind == "tune" else 1)
 
 
 class CommandRunner:
@@ -127,7 +122,7 @@ class CommandRunner:
             if lacking:
                 self._console.print(f"    not run: {lacking}", markup=False)
                 continue
-            with locked(self._ledger.root / LOCKS / command.name, command.name, "{owner} is at it", patience=FOR_EVER):
+            with locked(self._ledger.root / LOCKS / command.name, command.name, "{owner} is at it", patience=math.inf):
                 if self._ledger.find(command)[0] == "done" and command.is_made(self._ledger.root):
                     continue  # by another process in the meantime
                 outcome = self._run(command)
@@ -208,7 +203,7 @@ def make(wanted: Reproduce, console: Console) -> int:
     for line in (*ledger.damaged, *no_data):
         console.print(line, markup=False)
     if wanted.plan:
-        show_plan(table, ledger, commands, left, lacks.keys(), console)
+        show_plan(table, ledger, commands, left, console)
         return Code.DONE
     hear_signals()
     signal.signal(signal.SIGUSR1, lambda *_: None)  # Slurm announces the end of a job by it; runs watch the clock

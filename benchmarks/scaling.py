@@ -231,7 +231,7 @@ def write_note(
     print(describe_launch(note), flush=True)
 
 
-def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], console: Console) -> list[Note]:
+def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str]) -> list[Note]:
     """Launches all numbers of processes on this machine, in turns."""
     here = torch.cuda.device_count() or num_cores()
     counts = sorted({*(settings.processes or (*(1 << power for power in range(here.bit_length())), here))})
@@ -239,18 +239,12 @@ def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str], consol
         raise UserError("--processes, --tensor, --rounds and --steps: at least 1")
     if recipe.parallel.tensor not in (1, *settings.tensor):
         raise UserError(f"parallel.tensor = {recipe.parallel.tensor}: give --tensor {recipe.parallel.tensor}")
-    if settings.data is not None:
-        Manifest.read(settings.data)  # fails before anything is launched
-    most = max(counts)
-    threads = recipe.compute.threads or max(1, num_cores() // most)
+    threads = recipe.compute.threads or max(1, num_cores() // max(counts))
     launches = [(count, threads, tensor) for count in counts for tensor in settings.tensor if count % tensor == 0]
     if not launches:
         raise UserError(f"--tensor {settings.tensor[0]}: divides none of the numbers of processes, {counts}")
-    if not torch.cuda.is_available():
-        if most > num_cores():
-            console.print(f"{most} processes share {num_cores()} cores: steps also wait for their turns there")
-        if not recipe.compute.threads and threads < num_cores():
-            launches.append((1, num_cores(), 1))  # one process with the whole machine
+    if not torch.cuda.is_available() and not recipe.compute.threads and threads < num_cores():
+        launches.append((1, num_cores(), 1))  # one process with the whole machine
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
         for processes, each, tensor in launches * settings.rounds:
@@ -264,12 +258,10 @@ def launch(processes: int, arguments: list[str]) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     done = subprocess.run([*torchrun, __file__, *arguments], stderr=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        lines = done.stderr.splitlines()
-        told = next((number for number, line in enumerate(lines) if line.startswith("error: ")), None)
-        if told is None:
+        errors = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
+        if not errors:
             print(done.stderr, file=sys.stderr)
-        what = "see above" if told is None else lines[told].removeprefix("error: ")
-        raise UserError(f"a launch of {processes} processes has failed: {what}")
+        raise UserError(f"a launch of {processes} processes has failed: {errors[0] if errors else 'see above'}")
 
 
 def read_notes(path: Path) -> list[Note]:
@@ -352,7 +344,7 @@ def main(arguments: list[str]) -> int:
         return 0
     if settings.notes is None and (settings.report or world.size > 1):
         raise UserError("--notes: is missing; without a launcher, scaling.py launches ranks by itself and needs none")
-    notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments, console)
+    notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments)
     described = {"recipe": name.stem, "model": recipe.model.as_dict(), "optimizer": recipe.optimizer.name}
     lengths = {"zero": recipe.parallel.zero, "length": settings.length}
     report(notes, {**described, **lengths}, settings.out, console)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.measure import ROOT, SHARD
-from data_prep.common.errors import UserError, quote
+from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST
 
 if TYPE_CHECKING:
@@ -49,9 +49,7 @@ def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> P
     """Returns the given shards; else makes shards of real text if there is any, or of the built-in corpus."""
     if given is not None:
         if not (given / MANIFEST).exists():
-            raise UserError(
-                f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py --out {quote(given)}"
-            )
+            raise UserError(f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py")
         return given
     if not (data / "wiki").is_dir():
         say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")

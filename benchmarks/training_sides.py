@@ -86,9 +86,7 @@ class Contest:
     def halved(self) -> Contest:
         """Returns the contest with half the sequences. Raises UserError if there is only one."""
         if self.sequences == 1:
-            raise UserError(
-                f"{self.name}: not even one sequence fits; take a smaller model, as in --contests mini-128-8"
-            )
+            raise UserError(f"{self.name}: not even one sequence fits; give --contests of a smaller model")
         return replace(self, sequences=self.sequences // 2)
 
     def open(self, shards: Path) -> tuple[Shape, Callable[[int], PretrainingBatch]]:

@@ -202,15 +202,13 @@ class TableCell(NamedTuple):
 
     row: str
     column: str
-    seed: int
-    """Number of the pre-training, counted from 1."""
     command: Command
 
 
 def list_cells(declared: ScaledTable) -> list[TableCell]:
     """Lists the cells of all rows and pre-trainings, the first pre-training of all rows first."""
     return [
-        TableCell(row.name, name, seed, command)
+        TableCell(row.name, name, command)
         for seed in range(1, declared.seeds + 1)
         for row in declared.rows
         if seed == 1 or not row.fresh  # fresh weights have no pre-training, and are fine-tuned once

@@ -258,12 +258,7 @@ def find_table_faults(table: Table) -> list[str]:
     """Lists unknown or repeated names in a table."""
     rows = [row.name for row in table.rows]
     faults = [f"rows: two are called {name}" for name in set(rows) if rows.count(name) > 1]
-    for row in table.rows:
-        others = {name for name in (row.model, row.backward) if name}
-        faults += [f"rows: {row.name} names {name}, which is no row" for name in others - set(rows)]
-        unknown = {*row.paper, *row.columns} - {*table.columns}
-        faults += [f"rows: {row.name} has {name}, which is no column" for name in unknown]
-    for claim in table.claims:
-        faults += [f"claims: {claim.text}: no row {name}" for name in claim.rows if name not in rows]
-        faults += [f"claims: {claim.text}: no column {name}" for name in claim.columns if name not in table.columns]
-    return faults
+    others = [(row.model, row.backward) for row in table.rows] + [claim.rows for claim in table.claims]
+    columns = [(*row.paper, *row.columns) for row in table.rows] + [claim.columns for claim in table.claims]
+    faults += [f"rows: {name} is named, but is no row" for name in set().union(*others) - {*rows, ""}]
+    return faults + [f"columns: {name} is named, but is no column" for name in set().union(*columns) - {*table.columns}]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from benchmarks.measure import describe_environment, find_commit, name_hardware, read_results
+from benchmarks.measure import describe_environment, name_hardware, read_results
 from benchmarks.reproduction.commands import Command, CommandKind, TableCell, order_commands
 from data_prep.common.codes import ENDED, Code
 from data_prep.common.errors import UserError
@@ -247,14 +246,6 @@ class Ledger:
         """Whether a command that others need is not to run again: its result exists, or it would diverge again."""
         standing, outcome = self.find(command)
         return outcome is not None and standing in SETTLED and (outcome.diverged or command.is_made(self.root))
-
-    def describe_commits(self, commands: Iterable[Command]) -> list[str]:
-        """Returns a line on outcomes of other commits than this one, if there are any."""
-        now = find_commit()
-        found = (self.find(command)[1] for command in commands)
-        others = Counter(outcome.commit or "unknown" for outcome in found if outcome and outcome.commit != now)
-        told = ", ".join(f"{count} run{'s' * (count > 1)} at {name}" for name, count in others.items())
-        return [f"made at another commit than this: {told}"] if told else []
 
     def median_minutes(self) -> dict[str, float]:
         """Returns the median minutes of commands on this hardware, in all tables of the scale, by label."""

@@ -125,7 +125,7 @@ class TableSummary:
             rows=list(made.values()),
             signals=signals,
             verdicts=list(self._list_verdicts(made, signals)),
-            notes=[*self._list_notes(), *self._ledger.describe_commits(commands)],
+            notes=self._list_notes(),
             runs={each.name: outcome for each in commands if (outcome := self._ledger.find(each)[1])},
         )
 

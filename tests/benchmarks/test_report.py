@@ -89,7 +89,7 @@ def test_bad_input_is_told_with_a_cure(tmp_path: Path) -> None:
     (old / "a.json").write_text('{"environment": {}}')
     (old / "b.json").write_text("{")
     assert_refusal(r"has no results; first run python benchmarks/throughput.py", read_all, empty)
-    assert_refusal(r"a\.json: results in format none(.|\n)*b\.json: cannot be read: Expecting", read_all, old)
+    assert_refusal(r"a\.json: no results in format 2(.|\n)*b\.json: cannot be read: Expecting", read_all, old)
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:

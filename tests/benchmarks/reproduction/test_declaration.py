@@ -181,10 +181,10 @@ def test_what_a_table_has_not_is_named() -> None:
     claims = (Claim(text="c", rows=("a", "d"), columns=("z",)),)
     table = Table(title="", columns=("x",), rows=rows, claims=claims)
     assert sorted(find_table_faults(table)) == [
-        "claims: c: no column z",
-        "claims: c: no row d",
-        "rows: a has y, which is no column",
-        "rows: a names b, which is no row",
+        "columns: y is named, but is no column",
+        "columns: z is named, but is no column",
+        "rows: b is named, but is no row",
+        "rows: d is named, but is no row",
         "rows: two are called a",
     ]
 
