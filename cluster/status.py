@@ -3,7 +3,7 @@
 the GPUs.
 
     python cluster/status.py                          all runs below runs/, the newest last
-    python cluster/status.py runs/large --watch
+    watch -n 15 python cluster/status.py runs/large   again and again, until Ctrl-C
     python cluster/status.py runs/large --json
     python cluster/status.py runs/large --charts      its losses as a picture
 
@@ -37,9 +37,6 @@ from data_prep.common.terminal import open_console, run_curable
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
-WATCH_SECONDS = 15.0
-"""The time between two looks while runs are watched; each asks the queue, which all users share."""
-
 
 @dataclass(frozen=True)
 class Status:
@@ -47,8 +44,6 @@ class Status:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
     """Folders that train.py or a command of finetuning/ had as --out, or folders above them."""
-    watch: bool = False
-    """Look again and again, until Ctrl-C."""
     charts: bool = False
     """Draw the losses of every run so far, with those of validation, into loss.png in its folder, and end."""
     json: bool = False
@@ -76,17 +71,8 @@ def build_panels(named: Sequence[Path], width: int) -> list[RenderableType]:
     return [*panels, *(Text(warning, "yellow") for warning in warnings)]
 
 
-def watch_runs(named: Sequence[Path], console: Console) -> None:
-    """Shows the runs again and again until Ctrl-C: on a terminal in place, in a pipe one look below the other."""
-    while True:
-        shown = build_panels(named, console.width)
-        console.clear()
-        console.print(*shown, Text(f"every {WATCH_SECONDS:g} s; Ctrl-C ends this", "dim"), sep="\n")
-        time.sleep(WATCH_SECONDS)
-
-
 def show_runs(wanted: Status, console: Console, errors: Console) -> None:
-    """Shows or watches runs, prints them as JSON, or draws their losses."""
+    """Shows runs, prints them as JSON, or draws their losses."""
     if wanted.charts:
         from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
 
@@ -96,11 +82,7 @@ def show_runs(wanted: Status, console: Console, errors: Console) -> None:
         for folder in folders:
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
         return
-    if wanted.watch and wanted.json:
-        raise UserError("--watch and --json do not go together; let your script look again")
-    if wanted.watch:
-        watch_runs(wanted.runs, console)
-    elif wanted.json:
+    if wanted.json:
         found, warnings = read_all(wanted.runs)
         text = json.dumps([asdict(status) for status in found], indent=1, sort_keys=True)  # in ASCII, as names may need
         console.print(text, markup=False, soft_wrap=True)
