@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import tyro
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from cluster.panels import build_panel
@@ -64,13 +64,6 @@ def read_all(named: Sequence[Path]) -> tuple[list[RunStatus | TuningStatus], lis
     return [*read, *(read_tuning(folder, now) for folder in tunings)], warnings
 
 
-def build_panels(named: Sequence[Path], width: int) -> list[RenderableType]:
-    """Builds a panel for each run, and a line for each warning."""
-    found, warnings = read_all(named)
-    panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
-    return [*panels, *(Text(warning, "yellow") for warning in warnings)]
-
-
 def show_runs(wanted: Status, console: Console, errors: Console) -> None:
     """Shows runs, prints them as JSON, or draws their losses."""
     if wanted.charts:
@@ -82,14 +75,16 @@ def show_runs(wanted: Status, console: Console, errors: Console) -> None:
         for folder in folders:
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
         return
+    found, warnings = read_all(wanted.runs)
     if wanted.json:
-        found, warnings = read_all(wanted.runs)
         text = json.dumps([asdict(status) for status in found], indent=1, sort_keys=True)  # in ASCII, as names may need
         console.print(text, markup=False, soft_wrap=True)
         for warning in warnings:
             errors.print(warning, markup=False)
     else:
-        console.print(*build_panels(wanted.runs, console.width), sep="\n")
+        width = console.width
+        panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
+        console.print(*panels, *(Text(warning, "yellow") for warning in warnings), sep="\n")
 
 
 def main(arguments: list[str]) -> int:

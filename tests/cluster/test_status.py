@@ -197,7 +197,7 @@ def test_a_failed_run_says_why(run: Path, look: Look) -> None:
 
 def test_a_run_that_went_back(run: Path, look: Look) -> None:
     write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
-    assert "went back   1 time to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in strip(
+    assert "went back   1 × to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in strip(
         look(run)
     )
 
