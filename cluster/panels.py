@@ -46,14 +46,13 @@ def describe_run(status: RunStatus) -> dict[str, str]:
     """Returns the rows of a panel: texts by name, empty where nothing is known."""
     ended, count, job = status.ended, len(status.rollbacks), status.job
     phase = f"{status.phase} of {status.phases}: {status.phase_name}, length {status.length}"
-    times = f"{count} time{'s' * (count > 1)}"
     return {
         "ended with": f"{explain_code(ended['code'])}: {ended['reason']}" if ended and ended["code"] else "",
         "phase": phase if status.phases else "",
         "loss": "   ".join(format_losses(status.last_line, status.last_evaluation)),
         "speed": "   ".join(format_speed(status.last_line)),
         "written": "   ".join(describe_files(status)),
-        "went back": f"{times} to a checkpoint, the last since {status.rollbacks[-1]}" if count else "",
+        "went back": f"{count} × to a checkpoint, the last since {status.rollbacks[-1]}" if count else "",
         "job": f"{job.job} {job.state}" + (f" on {job.nodes}" if job.nodes else f": {job.reason}") if job else "",
         "restarts": describe_restarts(status.notes) if status.notes else "",
     }

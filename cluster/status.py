@@ -3,7 +3,7 @@
 the GPUs.
 
     python cluster/status.py                          all runs below runs/, the newest last
-    python cluster/status.py runs/large --watch
+    watch -n 15 python cluster/status.py runs/large   again and again, until Ctrl-C
     python cluster/status.py runs/large --json
     python cluster/status.py runs/large --charts      its losses as a picture
 
@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 import tyro
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.text import Text
 
 from cluster.panels import build_panel
@@ -37,9 +37,6 @@ from data_prep.common.terminal import open_console, run_curable
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
 
-WATCH_SECONDS = 15.0
-"""The time between two looks while runs are watched; each asks the queue, which all users share."""
-
 
 @dataclass(frozen=True)
 class Status:
@@ -47,8 +44,6 @@ class Status:
 
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = (Path("runs"),)
     """Folders that train.py or a command of finetuning/ had as --out, or folders above them."""
-    watch: bool = False
-    """Look again and again, until Ctrl-C."""
     charts: bool = False
     """Draw the losses of every run so far, with those of validation, into loss.png in its folder, and end."""
     json: bool = False
@@ -69,24 +64,8 @@ def read_all(named: Sequence[Path]) -> tuple[list[RunStatus | TuningStatus], lis
     return [*read, *(read_tuning(folder, now) for folder in tunings)], warnings
 
 
-def build_panels(named: Sequence[Path], width: int) -> list[RenderableType]:
-    """Builds a panel for each run, and a line for each warning."""
-    found, warnings = read_all(named)
-    panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
-    return [*panels, *(Text(warning, "yellow") for warning in warnings)]
-
-
-def watch_runs(named: Sequence[Path], console: Console) -> None:
-    """Shows the runs again and again until Ctrl-C: on a terminal in place, in a pipe one look below the other."""
-    while True:
-        shown = build_panels(named, console.width)
-        console.clear()
-        console.print(*shown, Text(f"every {WATCH_SECONDS:g} s; Ctrl-C ends this", "dim"), sep="\n")
-        time.sleep(WATCH_SECONDS)
-
-
 def show_runs(wanted: Status, console: Console, errors: Console) -> None:
-    """Shows or watches runs, prints them as JSON, or draws their losses."""
+    """Shows runs, prints them as JSON, or draws their losses."""
     if wanted.charts:
         from pretraining.reporting.figures import draw_losses  # NumPy and Matplotlib, for pictures alone
 
@@ -96,18 +75,16 @@ def show_runs(wanted: Status, console: Console, errors: Console) -> None:
         for folder in folders:
             console.print(draw_losses(folder, list_loss_curves()), markup=False, soft_wrap=True)
         return
-    if wanted.watch and wanted.json:
-        raise UserError("--watch and --json do not go together; let your script look again")
-    if wanted.watch:
-        watch_runs(wanted.runs, console)
-    elif wanted.json:
-        found, warnings = read_all(wanted.runs)
+    found, warnings = read_all(wanted.runs)
+    if wanted.json:
         text = json.dumps([asdict(status) for status in found], indent=1, sort_keys=True)  # in ASCII, as names may need
         console.print(text, markup=False, soft_wrap=True)
         for warning in warnings:
             errors.print(warning, markup=False)
     else:
-        console.print(*build_panels(wanted.runs, console.width), sep="\n")
+        width = console.width
+        panels = (build_panel(run, width) if isinstance(run, RunStatus) else build_tuning_panel(run) for run in found)
+        console.print(*panels, *(Text(warning, "yellow") for warning in warnings), sep="\n")
 
 
 def main(arguments: list[str]) -> int:

@@ -264,14 +264,13 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
             submitted[job.step] = f"${job.step}"
             print(format_command(job, command, site))
             continue
-        after = f", after {submitted[list(submitted)[-1]]}" if submitted else ""
         try:
             submitted[job.step] = call_sbatch(command, {**os.environ, **site, **job.variables})
         except (UserError, KeyboardInterrupt) as error:
             left = f"\n{cancel_jobs([*submitted.values()])}" if submitted else ""
             said = error if isinstance(error, UserError) else "interrupted; squeue --me shows whether Slurm took it"
             raise UserError(f"{job.step}: {said}{left}") from None
-        print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}{after}")
+        print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}")
     if not dry:
         shown = ",".join(submitted.values())
         print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
@@ -284,8 +283,7 @@ def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:
     shown = run_program(command, environment)
     ids = re.findall(r"(?m)^\s*(\d+)(?:;\S*)?\s*$", shown)
     if not ids:
-        told = f"sbatch ended well, and printed no id but: {shown.strip() or 'nothing'}"
-        raise UserError(f"{told}\nsqueue --me shows whether it took the job")
+        raise UserError(f"sbatch printed no id: {shown.strip()}\nsqueue --me shows whether it took the job")
     return str(ids[-1])  # some sites print a greeting first
 
 

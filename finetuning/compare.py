@@ -69,9 +69,7 @@ def build_table(folders: tuple[Path, ...]) -> Group:
     """Builds the table of all scores, in hundredths, with the difference between the first and the last folder, or the
     reason why there is none."""
     if not folders:
-        raise UserError(
-            "name folders with results: python finetuning/compare.py runs/mini-from-scratch/glue runs/mini/glue"
-        )
+        raise UserError("name folders with results: python finetuning/compare.py runs/one/glue runs/other/glue")
     every, names = [read_results(folder) for folder in folders], shorten_names(folders)
     figures = [*names, *["difference", "by chance"] * (len(folders) > 1)]
     table, notes = make_table("task", "metric", *(f">{name}" for name in figures)), []
@@ -82,22 +80,17 @@ def build_table(folders: tuple[Path, ...]) -> Group:
         for name, other in zip(names[1:], found[1:], strict=True):
             unlike = find_unlike(found[0], other)
             if unlike:
-                of_them = f" ({name})" * (len(folders) > 2)
-                notes.append(f"{task}: not alike{of_them}: {'; '.join(unlike)}")
-    return Group(table, *notes, *add_averages(table, every, names))
+                notes.append(f"{task}: not alike ({name}): {'; '.join(unlike)}")
+    add_averages(table, every)
+    return Group(table, *notes)
 
 
-def add_averages(table: Table, every: list[dict[str, TaskResult]], names: list[str]) -> list[str]:
-    """Adds rows for GLUE's averages where a folder has them; returns lines on what the others lack."""
-    notes = []
+def add_averages(table: Table, every: list[dict[str, TaskResult]]) -> None:
+    """Adds rows for GLUE's averages where a folder has them; a folder that lacks a task of one has no number there."""
     unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
     for row in zip(*map(compute_averages, every), strict=True):
-        if all(average.score is None for average in row):
-            continue
-        table.add_row(row[0].name, "", *_spell_scores(row, unlike))
-        lacking = ((name, average.missing) for name, average in zip(names, row, strict=True) if average.missing)
-        notes += [f"{row[0].name}: {name} has none: {', '.join(missing)} missing" for name, missing in lacking]
-    return notes
+        if any(average.score is not None for average in row):
+            table.add_row(row[0].name, "", *_spell_scores(row, unlike))
 
 
 def _spell_scores(found: Sequence[TaskResult | TaskAverage | None], unlike: bool) -> list[str]:

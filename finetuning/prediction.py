@@ -103,8 +103,7 @@ def find_fine_tuned(folder: Path) -> Path:
         return folder / MODEL
     if tasks := sorted(path.parents[1] for path in folder.glob(f"*/{MODEL}/{TASK}")):
         if len(tasks) > 1:
-            names = "".join(f"\n    {task}" for task in tasks)
-            raise UserError(f"{folder}: the results of several tasks; name one of them:{names}")
+            raise UserError(f"{folder}: the results of several tasks; name one of them: {', '.join(map(str, tasks))}")
         return tasks[0] / MODEL
     return folder
 

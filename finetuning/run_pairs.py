@@ -263,7 +263,6 @@ def build_table(result: PairsResult, called: Mapping[Group, str]) -> Table:
     table = make_table("phenomenon", "paradigm", ">right", ">pairs")
     for phenomenon, paradigm, each in (*rows, ("all", "", result)):
         table.add_row(phenomenon, paradigm, format_percent(each.accuracy, each.spread), f"{each.pairs:,}")
-    table.add_row("by chance", "", format_percent(result.chance), "")
     return table
 
 

@@ -4,7 +4,6 @@ Python alone, so that it runs on login nodes."""
 from __future__ import annotations
 
 import hashlib
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -51,11 +50,8 @@ def _require_all_parts(files: list[Path]) -> list[Path]:
 
 
 def name_files(splits: Mapping[str, Sequence[Path]]) -> str:
-    """Makes the line that names the files: `reads train.tsv, dev.tsv of data/glue/RTE`."""
-    ends = ((paths[0], [*dict.fromkeys((paths[0].name, paths[-1].name))]) for paths in splits.values())
-    by_folder = itertools.groupby(ends, lambda each: each[0].parent)
-    named = ((folder, ", ".join(" to ".join(names) for _, names in group)) for folder, group in by_folder)
-    return "reads " + "; ".join(f"{names} of {folder}" for folder, names in named)
+    """Makes the line that names the files: `reads RTE/train.tsv, RTE/dev.tsv`."""
+    return "reads " + ", ".join(str(path) for paths in splits.values() for path in paths)
 
 
 FOLDERS = {

@@ -173,9 +173,7 @@ def list_casing_doubts(model: StoredModel) -> list[str]:
     cased = model.vocabulary.cased
     if cased == has_capitals(model.vocabulary.pieces):
         return []
-    doubt = "text is put into lower case, but there are pieces with capitals"
-    if cased:
-        doubt = "text keeps its capitals, but no piece has one"
+    doubt = f"text is {'not ' * cased}put into lower case, and the pieces suggest otherwise"
     cure = f"write do_lower_case = {str(cased).lower()} into its tokenizer_config.json"
     return [f"{model.name}: {doubt}; unless the model was trained so, {cure}"]
 

@@ -157,7 +157,7 @@ def write_results(results: Sequence[TaskResult], out: Path) -> None:
 
 def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[TaskResult]) -> Iterator[RenderableType]:
     """Yields the tables of runs, tasks and scores of the best run, the averages of `every` task of the folder, and
-    lines on failures and on what to do next."""
+    lines on what to do next."""
     runs = make_table("task", "run", ">score", ">time", "")
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
     scores = make_table("task", "split", ">items", "score of the best run", "± by chance")
@@ -177,13 +177,9 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     yield from describe_averages(every)
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
-        own = out / result.task
         if result.unanswered:
             late = f"{', '.join(result.unanswered)} is new or has changed since the best run, which has not answered it"
-            yield f"{result.task}: {late}: give --evaluate --model {quote(own / MODEL)}"
-        if result.failed:
-            kept = f"the best model is in {own / MODEL}" if own in models else "no run left a model"
-            yield f"{result.task}: {kept}"
+            yield f"{result.task}: {late}: give --evaluate --model {quote(out / result.task / MODEL)}"
     yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"
     if models:
         yield f"next:\n    python finetuning/predict.py {quote(models[0])}"
@@ -208,22 +204,18 @@ def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, titl
     left, right = figure.subplots(1, 2)
     for name in sorted(metrics, key=lambda run: run == best):  # the best comes last, on top
         records = list(read_all_records(metrics[name]))
-        color, width, above = (BLUE, 2.0, 3) if name == best else (GREY, 1.0, 2)
+        color = BLUE if name == best else GREY
         steps, losses = _read_column(records, "step", "loss")
-        left.plot(steps, losses, color=color, alpha=0.25, linewidth=0.6)
-        left.plot(steps, smooth(losses, 1 + len(losses) // 20), color=color, linewidth=width, zorder=above)
+        left.plot(steps, smooth(losses, 1 + len(losses) // 20), color=color)
         scored = [key for record in records for key in record if key.endswith(f"/{metric}")]
         for split, style in zip(dict.fromkeys(scored) if name == best else scored[:1], ("-", "--", ":"), strict=False):
             epochs, scores = _read_column(records, "epoch", split)
             label = split.removesuffix(f"/{metric}") if name == best else None
-            line = {"color": color, "linewidth": width, "linestyle": style, "marker": "o", "markersize": 2 * width}
-            right.plot(epochs, 100 * scores, zorder=above, label=label, **line)
+            right.plot(epochs, 100 * scores, color=color, linestyle=style, marker="o", label=label)
     left.set(xlabel="step", ylabel="loss of training")
     right.set(xlabel="epoch", ylabel=f"{metric} × 100")
     if right.get_legend_handles_labels()[1]:
         right.legend(frameon=False)
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
     colours = f"\nblue: {best}, grey: the other runs" if best and len(metrics) > 1 else ""
     figure.suptitle(title + colours, fontsize=11)
     return figure

@@ -4,11 +4,8 @@ note and what a pretended queue says."""
 from __future__ import annotations
 
 import json
-import os
-import pty
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,7 +17,6 @@ import pytest
 from conftest import ROOT
 from rich.console import Console
 from support.commands import run_main
-from support.processes import wait_for
 from support.run_folders import Look, Squeue, end, make_running, note, shown, start, status, strip
 from support.training import records
 
@@ -69,7 +65,6 @@ def test_a_folder_without_runs_and_options_that_make_no_sense_are_refused(run: P
         assert "name the folder that train.py had as --out" in said
         none.mkdir(exist_ok=True)
     assert run_main(main, none, "--charts", code=2).startswith(f"error: {none}: no run of pre-training")
-    assert run_main(main, run, "--watch", "--json", code=2).startswith("error: ")
 
 
 def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,47 +98,6 @@ def test_it_loads_nothing_heavy() -> None:
     code = f"import sys, cluster.status; print({heavy} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "set()"
-
-
-def test_watching_changes_in_place_until_ctrl_c(run: Path) -> None:
-    make_running(run)
-    pid, terminal = pty.fork()
-    if not pid:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which `nohup make test &` ignores, and children inherit that
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "80", "LINES": "40"}
-        os.execve(sys.executable, [sys.executable, str(ENTRY), str(run), "--watch"], environment)
-    seen = b""
-
-    def reads(text: bytes) -> bool:
-        nonlocal seen
-        seen += os.read(terminal, 65536)
-        return text in seen
-
-    wait_for(lambda: reads(b"step 8 of 8"))
-    with (run / METRICS).open("a") as file:
-        file.write(json.dumps({**records(run)[-1], "step": 9}) + "\n")
-    wait_for(lambda: reads(b"step 9 of 8"))
-    os.write(terminal, b"\x03")
-    ended: list[int] = []
-
-    def has_ended() -> bool:
-        found, code = os.waitpid(pid, os.WNOHANG)
-        ended.extend([os.waitstatus_to_exitcode(code)] * (found == pid))
-        return bool(ended)
-
-    wait_for(has_ended, 20)
-    assert ended == [130]
-    os.close(terminal)
-    assert b"\x1b[2J" in seen, "it clears the window"
-    assert b"Traceback" not in seen
-
-
-def test_a_run_that_goes_while_it_is_watched_is_told(run: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run))
-    assert main([str(run), "--watch"]) == 2
-    shown, errors = capsys.readouterr()
-    assert "done" in shown
-    assert errors.startswith(f"error: {run}: no such folder\n")
 
 
 # What job scripts note, and what the queue says
@@ -243,7 +197,7 @@ def test_a_failed_run_says_why(run: Path, look: Look) -> None:
 
 def test_a_run_that_went_back(run: Path, look: Look) -> None:
     write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
-    assert "went back   1 time to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in strip(
+    assert "went back   1 × to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in strip(
         look(run)
     )
 

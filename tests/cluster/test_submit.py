@@ -170,7 +170,7 @@ def test_the_site_says_where_things_are_unless_the_command_does(folder: Path, su
             "102 101",
         ),
         ({"FAIL_AT": "3", "KEPT": "101"}, "Socket timed out): scancel 102 101\n", "102 101"),
-        ({"SILENT_AT": "2"}, "error: pretrain: sbatch ended well, and printed no id but: Welcome", "101"),
+        ({"SILENT_AT": "2"}, "error: pretrain: sbatch printed no id: Welcome", "101"),
     ],
 )
 def test_a_chain_that_slurm_refuses_is_taken_back(

@@ -68,4 +68,4 @@ def test_a_model_whose_case_does_not_fit_is_warned_of(
     write_json(model / "tokenizer_config.json", {**settings, "do_lower_case": False})
     (model / "tokenizer.json").unlink()
     assert call("run_task", [*toy.command("out", "--check"), "--model", str(model)]) == 0
-    assert f"{model}: text keeps its capitals, but no piece has one" in capsys.readouterr().out
+    assert f"{model}: text is not put into lower case" in capsys.readouterr().out

@@ -138,8 +138,8 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
         ("bert-base-cased", True, True, None),
         ("bert-base-uncased", False, False, None),
         ("bert", False, False, None),
-        ("bert", False, True, "text keeps its capitals, but no piece has one"),
-        ("bert", True, False, "text is put into lower case, but there are pieces with capitals"),
+        ("bert", False, True, "text is not put into lower case, and the pieces suggest otherwise"),
+        ("bert", True, False, "text is put into lower case, and the pieces suggest otherwise"),
     ],
 )
 def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note: str | None, tmp_path: Path) -> None:

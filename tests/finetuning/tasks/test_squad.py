@@ -199,7 +199,7 @@ def test_whole_articles_are_held_out(tmp_path: Path) -> None:
     held = hold_out(asked, 0.1)[1]  # the same whatever the seed
     assert (len(task.train), len(task.dev["dev"])) == (55 - len(held), len(held))
     told = f"{len(held)} of its 55 questions ({len({each.article for each in held})} whole articles) are held out"
-    assert task.notes == (f"reads d.json of {tmp_path}", f"{path}: {told} from training and scored")
+    assert task.notes == (f"reads {tmp_path / 'd.json'}", f"{path}: {told} from training and scored")
     for share in (0.0001, 0.9999):
         assert all(hold_out(asked, share))
 
