@@ -225,7 +225,8 @@ def check_training(job: ChainJob, site: Mapping[str, str], has_shards: bool) -> 
     ranks, shards = count_ranks(job, site), ["--data", job.variables["CLOZE_SHARDS"]] if has_shards else []
     words = ["--check", f"--ranks={ranks}", "--recipe", job.variables["CLOZE_RECIPE"], *shards, *job.words]
     try:
-        run_program([python, "pretraining/train.py", *words], {**os.environ, **site, "PYTHONPATH": os.getcwd()})
+        here = {"PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": ""}  # a GPU of the login node is none of the job
+        run_program([python, "pretraining/train.py", *words], {**os.environ, **site, **here})
     except UserError as error:
         told = f"\nthe job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS='--nodes=N --gpus-per-node=N' changes that"
         raise UserError(f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards")) from None

@@ -239,7 +239,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     counts = {name: getattr(file, name) for name in COUNTS}
     place = f"{task.way}/{file.path}"
     record = TokensRecord(files=[], elsewhere=place, source=file.source, documents=file.rows, **counts)
-    if not (fault := _describe_damage(task)):
+    if not (fault := describe_damage(task)):
         return record
     if task.errors != "skip":
         raise UserError(f"{fault}\nmake the folder anew, or leave these documents out with --errors skip")
@@ -247,7 +247,7 @@ def take_file(task: TakeTask) -> TokensRecord:
     return record.model_copy(update={"documents": 0, **dict.fromkeys(counts, 0), "lost": lost})
 
 
-def _describe_damage(task: TakeTask) -> str:
+def describe_damage(task: TakeTask) -> str:
     """Describes the damage of a file, or returns ""; raises UserError if this host does not see its folder."""
     if not task.folder.is_dir():
         raise UserError(f"{task.folder}: not seen here: all hosts must see it by this path")

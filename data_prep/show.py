@@ -19,7 +19,6 @@ if __name__ == "__main__":
 import tyro
 
 from data_prep.common.capacity import limit_memory
-from data_prep.common.files import is_stream
 from data_prep.common.terminal import open_console, run_curable
 from data_prep.inspection.lookup import Wanted, describe_example, find_document, find_example, format_example
 from data_prep.inspection.page.writing import write_page
@@ -36,10 +35,8 @@ def main(arguments: list[str]) -> int:
 def show(wanted: Wanted) -> None:
     """Prints the example or document that is wanted, or makes the page."""
     console = open_console(soft_wrap=True)
-    if wanted.report or wanted.report_out:
-        place = write_page(wanted.data, wanted.report_out)
-        if not is_stream(place):
-            console.print(f"written: {place}", markup=False)
+    if wanted.report:
+        console.print(f"written: {write_page(wanted.data)}", markup=False)
     elif wanted.document is not None:
         document, vocabulary = find_document(wanted.data, wanted.document)
         for sentence in document.lines(vocabulary):

@@ -6,10 +6,13 @@ AMD's has run any of it.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Literal
 
 import torch
+
+from data_prep.common.errors import UserError
 
 AMPERE = (8, 0)
 """The compute capability from which NVIDIA's GPUs have flash attention and TF32."""
@@ -63,6 +66,17 @@ def has_flash(device: torch.device) -> bool:
     """Whether the flash kernels of this PyTorch run on a GPU; those for AMD's were not tried."""
     built: bool = torch.backends.cuda.is_flash_attention_available()
     return built and not is_amd() and torch.cuda.get_device_capability(device) >= AMPERE
+
+
+def require_code(device: torch.device) -> torch.device:
+    """Returns the GPU; UserError where this PyTorch has no code for it, which its first kernel would find. Machine code
+    runs on later GPUs of the same generation, what is compiled when it is loaded on all later ones."""
+    has, built = torch.cuda.get_device_capability(device), " ".join(torch.cuda.get_arch_list())
+    codes = [(kind, (int(major), int(minor))) for kind, major, minor in re.findall(r"(sm|compute)_(\d+)(\d)", built)]
+    if codes and not any(code <= has and (kind == "compute" or code[0] == has[0]) for kind, code in codes):
+        cure = "install a PyTorch that has (older GPUs: its builds for CUDA 12.6), or take the device `cpu`"
+        raise UserError(f"this PyTorch has code for {built}, and none for {read_name(device)}\n{cure}")
+    return device
 
 
 def explain_absence() -> tuple[str, str]:

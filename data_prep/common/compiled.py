@@ -51,7 +51,7 @@ def keep_compiled_here() -> None:
     if is_new and VARIABLE not in os.environ:
         for old in {*folder.parent.iterdir()} - {folder}:
             shutil.rmtree(old, ignore_errors=True)
-    numba.config.CACHE_DIR = os.environ.get(VARIABLE, str(folder))  # type: ignore[attr-defined, unused-ignore]
+    numba.config.CACHE_DIR = os.environ.get(VARIABLE) or str(folder)  # type: ignore[attr-defined, unused-ignore]
 
 
 def compiled_before(kinds: str) -> bool:

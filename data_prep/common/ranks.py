@@ -168,7 +168,7 @@ def serving_ranks(work: Path) -> Iterator[Meeting | None]:
         code = error.code if isinstance(error, UserError) else Code.INTERRUPTED if interrupted else Code.MISTAKE
         raise
     finally:
-        if not (code and meeting.is_shared):
+        if not (code and meeting.is_busy):
             serving.__exit__(None, None, None)
             comm.bcast(code)
 
@@ -178,8 +178,8 @@ class Meeting:
 
     def __init__(self, executor: Executor, token: str, hosts: list[str]) -> None:
         self.executor, self._token, self._hosts = executor, token, hosts
-        self.is_shared = False
-        """Whether other ranks may be at work, and end without MPI."""
+        self.is_busy = False
+        """Whether other ranks may be at work, who are not waited for where a run fails."""
 
     def share(self, work: Path) -> None:
         """Raises UserError unless all ranks see the work folder, in which they hear of one another from now on."""
@@ -192,4 +192,3 @@ class Meeting:
                 names = ", ".join(dict.fromkeys(self._hosts[rank] for rank in missing))
                 raise UserError(f"{work.parent}: not seen by {name_ranks(missing)} on {names}\n{CURE}")
             time.sleep(0.02)
-        self.is_shared = True

@@ -201,6 +201,7 @@ class _Supervisor:
         os.set_blocking(reports, False)
         self._stopped_at: float | None = None
         self._beats: Heartbeats | None = None
+        self._looks = 0
 
     def run(self) -> int:
         """Watches over the child until it ends; returns the exit code for this process."""
@@ -224,7 +225,8 @@ class _Supervisor:
             return 0.1
         if mpi_size() == 1:
             return FOR_EVER
-        return PERIOD / 2 if self._beats is not None and self._beats.arrived else SOON
+        self._looks += 1
+        return PERIOD / 2 if self._looks > 100 or (self._beats is not None and self._beats.arrived) else SOON
 
     def _pass_on(self) -> None:
         """Notes a signal that ends this process and passes it on; a second one is passed on too."""

@@ -55,6 +55,7 @@ class Workers:
             return
         waiting: dict[Future[Result], tuple[Task, Lane]] = {}
         call = function if self._meeting is None else partial(on_rank, function)
+        self._note_busy(True)
         try:
             for task in tasks:
                 lane = min(self._lanes, key=lambda lane: lane.waiting / lane.room)
@@ -64,11 +65,16 @@ class Workers:
                     yield _take_finished(waiting)
             while waiting:
                 yield _take_finished(waiting)
+            self._note_busy(False)
         except BrokenProcessPool as error:
             raise UserError(f"a worker process was killed from outside, {OUT_OF_MEMORY}\n{FEWER}") from error
         finally:
             for future in waiting:
                 future.cancel()
+
+    def _note_busy(self, is_busy: bool) -> None:
+        if self._meeting is not None:
+            self._meeting.is_busy = is_busy
 
 
 def _take_finished(waiting: dict[Future[Result], tuple[Task, Lane]]) -> list[tuple[Task, Result]]:

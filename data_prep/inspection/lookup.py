@@ -46,8 +46,6 @@ class Wanted:
     """A document in place of an example: its title, or where none has such a title its number, as examples have it."""
     report: bool = False
     """Make a page of the whole folder, report.html in it, in place of showing an example or a document."""
-    report_out: Path | None = None
-    """Write that page into this file instead, where the folder is not to be written into."""
 
 
 @dataclass(frozen=True)

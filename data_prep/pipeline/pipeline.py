@@ -22,7 +22,7 @@ from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
-from data_prep.origins import Faults, make_kept_file, sum_filtered
+from data_prep.origins import TAKE, Faults, describe_damage, make_kept_file, sum_filtered
 from data_prep.pipeline.choosing import MARKED, SPLIT, Chosen
 from data_prep.pipeline.forecast import rehearse
 from data_prep.pipeline.inputs import Changes, Inputs, print_line, print_warning
@@ -122,10 +122,13 @@ class Pipeline:
             )
         files = changes.list_sources()
         known = {old.folder for old in before.origins}
+        lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
+        tasks = self.inputs.origins.make_tasks(self.folder, self.settings.errors)
         return [
             *([] if files is None else files or ["the order of the files"]),
             *(spell_flag(name) for name in renaming if theirs.get(name) != ours[name]),
             *(one.folder for one in plan.origins if one.folder not in known),
+            *(task.file.path for task in tasks if task.name in lost and not describe_damage(task)),
         ]
 
     def _take_changes(self, names: list[str]) -> None:

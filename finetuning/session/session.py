@@ -131,7 +131,7 @@ class Session:
         title = "+".join(summarize_model(each).name for each in self.base.models) + "-from-scratch" * flags.from_scratch
         self.out = flags.out or Path(RUNS) / title / suite.name
         read = (getattr(flags, flag, None) for flag in ("data", "model", "backward"))
-        refuse_inputs([self.out], [Path(each) for each in read if each is not None])
+        refuse_inputs([Path(os.path.abspath(self.out))], [Path(each) for each in read if each is not None])
         return recipe
 
     def _read_tasks(self) -> None:

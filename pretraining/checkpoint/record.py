@@ -159,8 +159,8 @@ def find_checkpoint(run: Path, name: str | None = None) -> Path:
     if not os.path.isdir(run):
         raise UserError(f"{run}: {absence(run, 'folder')}")
     if (run / RECORD).exists():
-        if name not in (None, run.resolve().name):
-            raise UserError(f"{run}: is itself the checkpoint {run.resolve().name}, not {name}")
+        if name is not None and parse_step(Path(name)) != (step := read_record(run).step):
+            raise UserError(f"{run}: is the checkpoint of step {step:,} itself, not {name}")
         return run
     there = {path.name: path for path in list_finished(run)}
     if not there:

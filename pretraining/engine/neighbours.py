@@ -172,9 +172,9 @@ def _find_door(file: int) -> Door | None:
 
 def _enter_room(door: Door | None, length: int) -> mmap.mmap | None:
     """Maps the room of a rank; None where this process may not, or finds another file behind the door."""
-    if door is not None:
-        with suppress(OSError, ValueError), open(door.path, "r+b", buffering=0) as opened:
-            found = os.fstat(opened.fileno())
-            if (BOOT.read_text(), found.st_dev, found.st_ino) == (door.boot, door.device, door.number):
+    with suppress(OSError, ValueError):
+        found = None if door is None or BOOT.read_text() != door.boot else os.stat(door.path)
+        if door is not None and found is not None and (found.st_dev, found.st_ino) == (door.device, door.number):
+            with open(door.path, "r+b", buffering=0) as opened:
                 return mmap.mmap(opened.fileno(), length)
     return None

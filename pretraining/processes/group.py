@@ -34,7 +34,7 @@ from torch import Tensor
 from data_prep.common.capacity import list_cores, num_cores
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError, name_ranks
 from data_prep.common.launchers import World
-from pretraining.devices import explain_absence, explain_unused, find_kind
+from pretraining.devices import explain_absence, explain_unused, find_kind, require_code
 from pretraining.processes.ahead import await_call
 from pretraining.processes.meeting import CHOICE, ask_rank_0, find_interface, meet
 from pretraining.processes.signing import SignedStore, restart
@@ -66,9 +66,9 @@ def choose_device(wanted: Literal["auto", "cpu", "cuda"], world: World) -> torch
         raise UserError(f"a GPU was asked for, but {why}\n{cure}, or take the device `auto` or `cpu`")
     count = torch.cuda.device_count()
     if count >= world.local_size:
-        return torch.device("cuda", world.local_rank)
+        return require_code(torch.device("cuda", world.local_rank))
     if count == 1 and os.environ.get("CUDA_VISIBLE_DEVICES", ",").count(",") == 0:  # srun --gpus-per-task=1
-        return torch.device("cuda", 0)  # its own, which it alone sees: `connect` checks that
+        return require_code(torch.device("cuda", 0))  # its own, which it alone sees: `connect` checks that
     raise UserError(
         f"{world.local_size} ranks on {socket.gethostname()}, but {count} GPUs: each rank needs one of its own\n"
         f"start {count} ranks on each machine (torchrun --nproc-per-node {count}), or take the device `cpu`"

@@ -62,8 +62,8 @@ class Control:
     only noted until all ranks call `decide` together; within `interruptible`, the first Ctrl-C too."""
 
     def __init__(self, world: World, limit: float | None = None):
-        """Sets the time limit, in seconds from the start of the process."""
-        self._deadline = math.inf if limit is None else STARTED + limit
+        """Sets the time limit, in seconds from the start of the process. The clock of rank 0 counts for all."""
+        self._deadline = math.inf if limit is None or world.rank else STARTED + limit
         self._least = 0.0 if limit is None else 0.05 * min(limit, 600)
         self._say: Callable[[str], None] = print
         # torchrun passes the first Ctrl-C on as SIGINT, and one that follows as SIGTERM

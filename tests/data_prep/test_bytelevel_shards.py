@@ -93,8 +93,8 @@ def test_words_are_masked_whole_and_shown_as_text(made: Path, tmp_path: Path) ->
     example = run_main(show.main, made, "--length", "64")
     assert "→<mask>" in example
     assert "Ġ" not in example
-    run_main(show.main, made, "--report-out", tmp_path / "report.html", "--report")
-    assert "Ġ" not in (tmp_path / "report.html").read_text()
+    run_main(show.main, made, "--report")
+    assert "Ġ" not in (made / "report.html").read_text()
 
 
 def _shard(arguments: list[str]) -> int:

@@ -20,7 +20,7 @@ import numpy as np
 from data_prep.arrow_files import name_damage
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
-from data_prep.common.files import is_stream, replacing
+from data_prep.common.files import replacing
 from data_prep.inspection import lookup
 from data_prep.inspection.figures import describe_held_out, find_warnings, format_percent, list_reasons
 from data_prep.origins import find_origins_of_folder, load_own_vocabulary
@@ -43,8 +43,6 @@ TEMPLATES.filters |= {
     "percent": format_percent,
     "megabytes": lambda size: f"{size / 1e6:,.1f} MB",
 }
-FIRST_LINES = "<!doctype html>\n<!-- made by show.py of a folder of shards -->"
-"""The beginning of every page: only files that begin with it are replaced."""
 MOST_SETS = 24
 """Sets of examples that have a row of their own."""
 MOST_ROWS = 20
@@ -59,16 +57,11 @@ MOST_DOCUMENTS = 2_000_000
 """Rows of the table of documents that are read at most; in a larger one nothing is looked up."""
 
 
-def write_page(folder: Path, out: Path | None = None) -> Path:
-    """Writes the page of a folder, into it or into another file; returns where it is."""
-    page = make_page(folder)
-    place = out or folder / REPORT
-    _refuse_taken(folder, place)
-    try:
-        with replacing(place) as file:
-            file.write(page.encode())
-    except UserError as error:
-        raise UserError(f"{error}\nname a file elsewhere: --report-out FILE") from None
+def write_page(folder: Path) -> Path:
+    """Writes the page of a folder into it; returns where it is."""
+    page, place = make_page(folder), folder / REPORT
+    with replacing(place) as file:
+        file.write(page.encode())
     return place
 
 
@@ -94,18 +87,6 @@ def make_page(folder: Path) -> str:
         tables=read_tables(folder, manifest),
         masks=masks,
     )
-
-
-def _refuse_taken(folder: Path, place: Path) -> None:
-    """Raises UserError where the page would replace something else, or stray among the files of the folder."""
-    if is_stream(place):
-        return
-    if place.parent.resolve().is_relative_to(folder.resolve()) and place.resolve() != (folder / REPORT).resolve():
-        raise UserError(f"--report-out {place}: lies in the folder of shards, whose page is {REPORT}")
-    if place.is_file():
-        with place.open("rb") as file:
-            if not file.read(len(FIRST_LINES)) == FIRST_LINES.encode():
-                raise UserError(f"{place}: exists, and is no page of show.py; name another file: --report-out FILE")
 
 
 def spell_settings(manifest: Manifest) -> Iterator[str]:
