@@ -248,6 +248,16 @@ def test_damaged_documents_are_named_or_left_out(damage: Callable[[Path], None],
     assert str(tmp_path) not in (rest / MANIFEST).read_text()
 
 
+def test_a_repaired_file_of_documents_is_taken_by_a_restart(moved: Path, tmp_path: Path) -> None:
+    path = moved / Manifest.read(moved).kept[-1].path
+    whole, words = path.read_bytes(), ("--from", str(moved), *ASKED, "--errors", "skip")
+    path.unlink()
+    with interrupted_at("examples"):
+        make(tmp_path / "out", *words, code=130)
+    path.write_bytes(whole)
+    assert tree(make(tmp_path / "out", *words)) == tree(make(tmp_path / "fresh", *words))
+
+
 def shown(folder: Path, document: str) -> str:
     return run_main(show.main, folder, "--document", document)
 

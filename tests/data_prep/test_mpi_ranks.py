@@ -119,6 +119,16 @@ def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, ranks:
 
 
 @pytest.mark.slow
+def test_a_run_that_is_left_without_text_ends_on_all_ranks(corpus: Path, tmp_path: Path) -> None:
+    """Rank 0 removes the folder in which they hear of one another; the launcher waits for each rank."""
+    asked = command(corpus, tmp_path / "out", "--min-words", "100000")
+    started = start([*MPIRUN, "-n", "2", sys.executable, "-c", PATIENT, str(tmp_path), *asked])
+    _, errors = started.communicate(timeout=120)
+    assert "the filters leave no document" in errors
+    assert [(tmp_path / f"code-{rank}").read_text() for rank in range(2)] == ["2", "2"]
+
+
+@pytest.mark.slow
 def test_a_rank_that_vanishes_without_a_word_ends_all_within_a_minute(begin: Callable[[str], Ranks]) -> None:
     """The first and the last, side by side, since it takes long."""
     begun: dict[int, Ranks] = {}

@@ -67,6 +67,28 @@ def test_a_rank_that_sees_its_own_gpu_alone_takes_it(monkeypatch: pytest.MonkeyP
     assert_refusal("but 1 GPUs", choose_device, "auto", World(1, 2, 1, 2))
 
 
+@pytest.mark.parametrize(
+    ("has", "built", "runs"),
+    [
+        ((8, 6), ["sm_80"], True),
+        ((7, 0), ["sm_75", "sm_80"], False),
+        ((12, 0), ["sm_90"], False),
+        ((12, 0), ["sm_90", "compute_90"], True),
+    ],
+)
+def test_a_gpu_that_this_torch_has_no_code_for_is_refused(
+    has: tuple[int, int], built: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: has)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "one")
+    if runs:
+        assert choose_device("auto", World()) == torch.device("cuda", 0)
+    else:
+        assert_refusal(f"has code for {built[0]}.*none for one", choose_device, "auto", World())
+
+
 def test_one_process_gathers_from_itself() -> None:
     assert place() == (0, 1)
     assert gather("own") == ["own"]
