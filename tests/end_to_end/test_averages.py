@@ -118,6 +118,6 @@ def test_checkpoints_of_another_objective_are_not_averaged(place: Place, tmp_pat
     assert_well(train(place.command("phases", *words)))
     run = place.folder / "phases"
     assert json.loads((run / AVERAGE).read_text())["steps"] == [6, 7, 8]
-    assert "there are 3 checkpoints" in run_main(
+    assert "has 3 checkpoints with the same weights" in run_main(
         exporting.main, run, "--out", tmp_path / "out", "--average", "4", code=2
     )
