@@ -97,7 +97,7 @@ def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: 
     ):
         assert reason in run_main(exporting.main, averaged, "--out", tmp_path / "out", *words, code=2)
     said = run_main(exporting.main, list_finished(averaged)[0], "--out", tmp_path, "--checkpoint", "step-9", code=2)
-    assert "is itself the checkpoint" in said
+    assert "is the checkpoint of step 1 itself" in said
     assert "folder of transformers" in run_main(
         exporting.main, averaged / AVERAGED, "--out", tmp_path / "out", "--average", "2", code=2
     )
