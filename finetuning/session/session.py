@@ -120,8 +120,9 @@ class Session:
         flags, model, suite = self.flags, self.model, self.flags.suite()
         recipe = flags.recipe or (model.shape.hidden < SMALL and suite.small_recipe) or suite.recipe
         if flags.evaluate:
-            for name in ("from_scratch", "learning_rates", "seeds"):
-                if getattr(flags, name):
+            given = {word.removeprefix("--").partition("=")[0] for word in self.overrides if word.startswith("--")}
+            for name in ("from_scratch", "learning_rates", "seeds", "batch", "epochs"):
+                if getattr(flags, name, name in given):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)

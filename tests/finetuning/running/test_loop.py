@@ -228,7 +228,8 @@ def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Pat
 def test_what_has_learned_nothing_is_not_scored(toy: Toy, tune: Tune) -> None:
     for more, message in (("--check", "not fine-tuned for a task"), ("--from-scratch", "trains nothing")):
         assert message in tune(toy.command("out", "--evaluate", more), code=2)
-    assert "leave out --seeds" in tune(toy.command("out", "--evaluate", "--seeds", 2), code=2)
+    for flag in ("--seeds", "--batch", "--epochs"):
+        assert f"leave out {flag}" in tune(toy.command("out", "--evaluate", flag, 2), code=2)
     assert not (toy.folder / "out").exists()
 
 
