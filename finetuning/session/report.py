@@ -1,4 +1,4 @@
-"""The plan of a command of fine-tuning, its results.json, and its tables and charts of results."""
+"""The plan of a command of fine-tuning, its results.json, and its tables and curves of results."""
 
 from __future__ import annotations
 
