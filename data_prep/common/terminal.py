@@ -1,8 +1,8 @@
 """Consoles of the entries, and whether a person looks at them.
 
-Under mpirun a rank's output is a pseudo-terminal although mpirun passes it on as lines, often into a file. Colours,
-bars and panels that change in place would end there as control characters, so nothing under an MPI launcher counts as
-a terminal.
+Under mpirun a rank's output is a pseudo-terminal although mpirun passes it on as lines, often into a file. Colours
+and bars that change in place would end there as control characters, so nothing under an MPI launcher counts as a
+terminal.
 """
 
 from __future__ import annotations
