@@ -143,8 +143,9 @@ class Origins:
     def make_tasks(self, out: Path, errors: Errors) -> Iterator[TakeTask]:
         """Makes a task of every file of documents; `out` is the folder that shards of them are made in."""
         for origin in self.folders:
+            place = origin.folder.absolute(), origin.path_from(out), origin.key  # once: the key is a hash of all files
             for file in origin.manifest.kept:
-                yield TakeTask(origin.folder.absolute(), origin.path_from(out), origin.key, file, errors)
+                yield TakeTask(*place, file, errors)
 
 
 def load_own_vocabulary(folder: Path, manifest: Manifest) -> Vocabulary:

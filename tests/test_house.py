@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from support.breaks import read_table
 
 from pretraining.architectures.declaration import architectures, make_shape
 
@@ -297,6 +298,13 @@ def test_classes_of_two_things_have_two_names() -> None:
     for name, path in classes:
         places.setdefault(name, []).append(shown(path))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+def test_every_break_of_a_promise_still_fits_the_product() -> None:
+    """The table of tests/support/breaks.py, which `make breaks` tries out: each text is there once, with its tests."""
+    for name, each in read_table().items():
+        assert (ROOT / each.file).read_text().count(each.old) == 1, name
+        assert all((ROOT / "tests" / test.split("::")[0]).is_file() for test in each.tests.split()), name
 
 
 LOOKED_FOR = {"kernels", "apex", "triton", "flash_attn", "accelerate", "datasets", "peft", "mpi4py"}

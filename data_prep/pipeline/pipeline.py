@@ -121,13 +121,12 @@ class Pipeline:
                 "bring them back, or start anew in another --out: all examples would be others without them"
             )
         files = changes.list_sources()
-        known = {old.folder for old in before.origins}
         lost = {task for task, _, record in self.work.journal(TAKE.name, TAKE.kind).read() if record.lost}
-        tasks = self.inputs.origins.make_tasks(self.folder, self.settings.errors)
+        tasks = self.inputs.origins.make_tasks(self.folder, self.settings.errors) if lost else ()
         return [
             *([] if files is None else files or ["the order of the files"]),
             *(spell_flag(name) for name in renaming if theirs.get(name) != ours[name]),
-            *(one.folder for one in plan.origins if one.folder not in known),
+            *sorted({one.folder for one in plan.origins} - {old.folder for old in before.origins}),
             *(task.file.path for task in tasks if task.name in lost and not describe_damage(task)),
         ]
 

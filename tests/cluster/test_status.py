@@ -35,8 +35,6 @@ from pretraining.training.skips import Skip, write_skips
 
 pytest_plugins = ["support.run_fixtures"]
 
-ENTRY = ROOT / "cluster" / "status.py"
-
 
 def test_a_finished_run(straight: Path, look: Look) -> None:
     text = strip(look(straight))

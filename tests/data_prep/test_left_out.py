@@ -193,7 +193,7 @@ def report(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_documents_that_fail_are_left_out_and_counted_by_the_first_filter(made: Path, tmp_path: Path) -> None:
+def test_documents_that_fail_are_left_out_and_counted_by_the_first_filter(made: Path) -> None:
     rows = map_batches(made / "documents.arrow").read_all().to_pylist()
     assert [row["title"] for row in rows] == ["good"] * GOOD * len(SOURCES)
     corpus = Manifest.read(made).corpus

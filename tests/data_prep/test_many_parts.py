@@ -88,10 +88,10 @@ def test_few_parts_stay_open_where_memory_is_short(tmp_path: Path, monkeypatch: 
 # Texts that change while a run is not finished
 
 
-def interrupt(step: str, docs: Path, out: Path, *more: str) -> None:
-    """Begins a run that is interrupted at the first task of a step."""
+def interrupt(step: str, docs: Path, out: Path, *more: str) -> str:
+    """Begins a run that is interrupted at the first task of a step; returns what it says."""
     with interrupted_at(step):
-        run(docs, out, *more, code=130)
+        return run(docs, out, *more, code=130)
 
 
 @pytest.fixture
@@ -134,9 +134,9 @@ def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(doc
     before = repeated(out)
     assert len(before) > 5
     (docs / "20.jsonl").write_text(whole)
-    interrupt("words", docs, out)
+    assert "changed since the run began: 20.jsonl" in interrupt("words", docs, out)
     assert before < repeated(out)
-    assert finish(docs, out)
+    finish(docs, out)
 
 
 @pytest.mark.parametrize("vocabulary", [slow("given"), "trained"])

@@ -62,7 +62,7 @@ byte-level BPE: the order of merges | data_prep/vocabulary/encoders/bytelevel.py
     - if ranks[at] < ranks[best]:
     + if ranks[at] <= ranks[best]:
     data_prep/vocabulary/test_bytelevel.py::test_of_equal_pairs_that_overlap_the_first_is_merged
-near copies: the threshold | data_prep/near_copies/shingles.py
+near copies: the threshold | data_prep/near_copies/signatures.py
     - if index >= threshold:
     + if index > threshold:
     data_prep/near_copies/test_finding.py::test_who_has_just_the_threshold_is_a_near_copy

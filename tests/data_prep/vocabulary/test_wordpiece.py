@@ -144,7 +144,7 @@ def test_another_fast_tokenizer_has_the_same_pieces(cased: bool) -> None:
     check()
 
 
-def test_special_pieces_in_a_text_are_text(tmp_path: Path) -> None:
+def test_special_pieces_in_a_text_are_text() -> None:
     table = vocabulary(False)
     encoder = FastWordPiece(table.pipeline(), False)
     [ids] = encode(encoder, ["the [MASK] é[MASK] river"])

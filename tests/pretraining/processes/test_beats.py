@@ -29,10 +29,6 @@ def hangs(second: int) -> Beat:
     return Beat(second + 1, marks=1)
 
 
-def ahead(second: int) -> Beat:
-    return Beat(second + 1, marks=2)
-
-
 def dies(second: int) -> Beat:
     return works(min(second, 5))
 
