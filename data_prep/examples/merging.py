@@ -76,7 +76,7 @@ class SortedFiles:
         return map_batches(folder / self.path(number, set_index))
 
     def find_batch(self, set_index: int, number: int) -> int:
-        """Returns the number of the record batch with a range of keys of a set."""
+        """Returns the number of the record batch that has a range of keys of a set of shards."""
         return number + (0 if self.apart else set_index * self.num_ranges)
 
 

@@ -31,7 +31,7 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")
 """Where Linux says which start of which machine this is."""
 
 
-class Door(NamedTuple):
+class SharedFile(NamedTuple):
     """Where other processes of the same user find the file of a room."""
 
     boot: str
@@ -145,8 +145,8 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     length = _align(8 * notes) + _align(4 * sums) + _align(weights)
     file = os.memfd_create("room")
     os.truncate(file, length)
-    doors = [Door(*door) if door else None for door in gather(_find_door(file))]
-    rooms = [_enter_room(door, length) for door in doors]
+    places = [SharedFile(*shared) if shared else None for shared in gather(_locate_file(file))]
+    rooms = [_map_file(shared, length) for shared in places]
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
     os.close(file)
@@ -162,19 +162,19 @@ def _align(length: int) -> int:
     return -(-length // ALIGNED) * ALIGNED
 
 
-def _find_door(file: int) -> Door | None:
+def _locate_file(file: int) -> SharedFile | None:
     """Says where others find a file that this process has open; None on a system that does not tell."""
     found = os.fstat(file)
     with suppress(OSError):
-        return Door(BOOT.read_text(), f"/proc/{os.getpid()}/fd/{file}", found.st_dev, found.st_ino)
+        return SharedFile(BOOT.read_text(), f"/proc/{os.getpid()}/fd/{file}", found.st_dev, found.st_ino)
     return None
 
 
-def _enter_room(door: Door | None, length: int) -> mmap.mmap | None:
-    """Maps the room of a rank; None where this process may not, or finds another file behind the door."""
+def _map_file(file: SharedFile | None, length: int) -> mmap.mmap | None:
+    """Maps the memory that a rank shares; None if this process may not open it, or the path leads to another file."""
     with suppress(OSError, ValueError):
-        found = None if door is None or BOOT.read_text() != door.boot else os.stat(door.path)
-        if door is not None and found is not None and (found.st_dev, found.st_ino) == (door.device, door.number):
-            with open(door.path, "r+b", buffering=0) as opened:
+        found = None if file is None or BOOT.read_text() != file.boot else os.stat(file.path)
+        if file is not None and found is not None and (found.st_dev, found.st_ino) == (file.device, file.number):
+            with open(file.path, "r+b", buffering=0) as opened:
                 return mmap.mmap(opened.fileno(), length)
     return None

@@ -17,7 +17,7 @@ from torch import Tensor
 from pretraining.engine import exchange, neighbours
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.exchange import Joining
-from pretraining.engine.neighbours import Door, find_neighbours
+from pretraining.engine.neighbours import SharedFile, find_neighbours
 from pretraining.processes.group import wait_for_all
 
 SIZES = [30, 7, 1, 64, 12, 5]
@@ -155,8 +155,10 @@ def added(buckets: list[Bucket], step: int) -> None:
 HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
     lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/sys/kernel/random/uuid")),  # another machine
     lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/nowhere")),
-    lambda patched: patched.setattr(Door, "path", property(lambda _: __file__)),  # leads to a file of somebody else
-    lambda patched: patched.setattr(Door, "path", property(lambda _: "/proc/1/fd/99999")),
+    lambda patched: patched.setattr(
+        SharedFile, "path", property(lambda _: __file__)
+    ),  # leads to a file of somebody else
+    lambda patched: patched.setattr(SharedFile, "path", property(lambda _: "/proc/1/fd/99999")),
 ]
 """Why the last rank may not enter the rooms of others, or they its."""
 
