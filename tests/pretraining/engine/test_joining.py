@@ -155,9 +155,8 @@ def added(buckets: list[Bucket], step: int) -> None:
 HINDRANCES: list[Callable[[pytest.MonkeyPatch], None]] = [
     lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/sys/kernel/random/uuid")),  # another machine
     lambda patched: patched.setattr(neighbours, "BOOT", Path("/proc/nowhere")),
-    lambda patched: patched.setattr(
-        SharedFile, "path", property(lambda _: __file__)
-    ),  # leads to a file of somebody else
+    # leads to a file of somebody else
+    lambda patched: patched.setattr(SharedFile, "path", property(lambda _: __file__)),
     lambda patched: patched.setattr(SharedFile, "path", property(lambda _: "/proc/1/fd/99999")),
 ]
 """Why the last rank may not enter the rooms of others, or they its."""
