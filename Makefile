@@ -40,8 +40,13 @@ demo: .venv/installed
 # All that the jobs of cluster/ need, with MPI for the preparation of data.
 cluster: .venv/installed-mpi
 
-test: .venv/installed-dev lint
-	$(TESTS)
+# Types are checked beside the tests, and told behind them.
+test: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@mkdir -p build; $(BIN)/mypy >build/types 2>&1 & types=$$!; \
+	echo '$(TESTS)'; $(TESTS); tests=$$?; \
+	wait $$types; types=$$?; cat build/types; exit $$((tests | types))
 
 # The tests closest to arithmetic again: limited to AVX2, then without a C++ compiler.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 CXX="g++ -march=x86-64-v3"
@@ -118,7 +123,8 @@ build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard
 	touch $@
 
 # The marks are newer than pyproject.toml once it is installed, so that nothing is installed twice. A Python that will not
-# do is told in a line, and leaves nothing behind that the next try would take for an environment.
+# do is told in a line, and leaves nothing behind that the next try would take for an environment. For tests, modules are
+# compiled where one loads them: to compile all takes half a minute.
 .venv/bin/python:
 	@$(PYTHON) $(CHECK)
 	$(PYTHON) -m venv --clear .venv || { rm -rf .venv; exit 2; }
@@ -132,7 +138,7 @@ build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard
 	touch .venv/installed $@
 
 .venv/installed-dev: pyproject.toml requirements.lock | .venv/bin/python
-	$(INSTALL) -e '.[dev,mpi]'
+	$(INSTALL) --no-compile -e '.[dev,mpi]'
 	touch .venv/installed .venv/installed-mpi $@
 
 LOWEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)

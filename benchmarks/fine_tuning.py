@@ -213,7 +213,7 @@ class TheirFineTuning:
         silence_transformers()
         import transformers
 
-        class EndsTurns(transformers.TrainerCallback):
+        class EndsTurns(transformers.TrainerCallback):  # type: ignore[misc]
             """Ends a turn with the last step of an epoch."""
 
             def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002

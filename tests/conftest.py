@@ -35,6 +35,9 @@ if not has_gpu():
 # Containers often forbid it, and then every process compiles all modules anew, and tests their assertions.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# Where memory is plentiful, tests write there: a disk takes long to keep what is deleted a moment later.
+if Path("/dev/shm").is_dir() and shutil.disk_usage("/dev/shm").free > 8e9:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", "/dev/shm")
 # How long it takes to draw an example says more of a busy machine than of the test.
 settings.register_profile("house", suppress_health_check=[HealthCheck.too_slow], deadline=None)
 settings.load_profile("house")

@@ -253,7 +253,7 @@ def _write_front(
         language=sorted(set(language.values())) if isinstance(language, dict) else language,  # one for each source
         base_model=base.hub_model if base else None,
     )
-    return content.to_yaml()
+    return str(content.to_yaml())
 
 
 def _render(template: str, shape: Shape, folder: Path, length: int, theirs: bool, **parts: Any) -> str:

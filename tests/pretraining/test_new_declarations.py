@@ -170,7 +170,7 @@ def test_an_objective_is_trained_exported_and_told_of(copy: Path, place: Place) 
     assert "agree exactly" in again or "agree to" in again
     anew = run_entry(copy, "pretraining/export.py", place.folder / "exported", "--out", place.folder / "anew")
     assert "logits read back by Cloze and transformers agree" in anew
-    model: Any = AutoModelForCausalLM.from_pretrained(place.folder / "anew").eval()  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_pretrained(place.folder / "anew").eval()
     pieces = torch.randint(5, model.config.vocab_size, (1, 20), generator=torch.Generator().manual_seed(1))
     other = pieces.clone()
     other[0, -1] = 5

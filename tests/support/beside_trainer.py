@@ -99,11 +99,11 @@ def their_losses(trial: Trial, own_order: bool = False) -> list[float]:
 
     losses: list[float] = []
 
-    class NotedTrainer(transformers.Trainer):
+    class NotedTrainer(transformers.Trainer):  # type: ignore[misc]
         """A Trainer that notes its losses."""
 
         def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-            loss = super().training_step(*args, **kwargs)
+            loss: torch.Tensor = super().training_step(*args, **kwargs)
             losses.append(float(loss))
             return loss
 
