@@ -145,7 +145,7 @@ LOWEST_TORCH = $(shell sed -n 's/.*"torch>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 .venv-lowest/installed: pyproject.toml requirements.lock
 	$(PYTHON) -m venv --clear .venv-lowest
 	grep -vE '^(torch|triton|numpy|setuptools)=' requirements.lock > .venv-lowest/constraints.txt
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --constraint .venv-lowest/constraints.txt \
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint .venv-lowest/constraints.txt \
 	  'torch==$(LOWEST_TORCH).0' 'numpy<2.4' pytest pytest-timeout pytest-xdist hypothesis transformers -e .
 	touch $@
 
