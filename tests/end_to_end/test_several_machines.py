@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from support.nodes import kill_all, list_processes, send_all, set_cable, two_nodes
+from support.commands import kill_all, list_processes, send_all, set_cable, two_nodes
 from support.processes import LAUNCHERS, wait_for
 from support.sharing import made_once
 from support.training import Place, assert_same, assert_same_curve, records, train_straight

@@ -24,6 +24,9 @@ from support.commands import wait_for as wait_for
 from support.rank_server import ROOT as ROOT
 from support.rank_server import Order, rank_server
 
+from data_prep.common.launchers import World, find_world
+from data_prep.common.supervision import exit_now
+
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
 """how the names of launchers' variables begin"""
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -211,6 +214,30 @@ def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float =
     """Runs a script in a process that no launcher has started."""
     alone = start(1, be_program, entry, list(words), folder, environment=environment, launched=False)
     return alone.wait(seconds)[0]
+
+
+def take_part(work: Callable[[World], None], patience: float = 300.0, run: Path | None = None) -> None:
+    """One rank's life, as an entry leads it: it meets the others, works, and ends as its work ends."""
+    from pretraining.processes.ending import Ending  # which loads PyTorch
+    from pretraining.processes.group import choose_device, connect, disconnect
+
+    with Ending() as ending:
+        ending.world = world = find_world(os.environ)
+        connect(world, choose_device("cpu", world), timeout=60, patience=patience)
+        if run is not None:
+            ending.record_in(run)
+        work(world)
+        disconnect()
+    if ending.code:
+        exit_now(ending.code)
+
+
+def expect_end(done: Sequence[Done], code: int, message: str) -> None:
+    """All end with the code, and the message is on rank 0 alone, once and without a traceback."""
+    assert [rank.code for rank in done] == [code] * len(done), done
+    assert done[0].errors.count(message) == 1, done
+    assert "Traceback" not in done[0].errors
+    assert [rank.output + rank.errors for rank in done[1:]] == [""] * (len(done) - 1)
 
 
 def free_port() -> int:
