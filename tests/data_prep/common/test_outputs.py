@@ -61,11 +61,11 @@ def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, 
     make(tmp_path / "empty", source)
 
 
-@pytest.mark.parametrize("name", ["/", ".", ""])
-def test_places_are_files_with_names(name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_files_with_names(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    assert_refusal("the root of all folders" if name == "/" else "a folder; name a file", make, Path(name), source)
+    for name, told in (("/", "the root of all folders"), (".", "a folder; name a file"), ("", "a folder; name a file")):
+        assert_refusal(told, make, Path(name), source)
 
 
 def test_what_is_read_may_be_called_as_something_unfinished(source: Path, tmp_path: Path) -> None:
@@ -95,8 +95,8 @@ def test_what_an_interrupted_command_began_it_makes_anew(killed: bool, source: P
     process.start()
     process.join()
     assert process.exitcode == (-signal.SIGKILL if killed else 1)
-    with making(places, "make.py", [source]), replacing(places[1]) as file:
-        file.write(b"made")
+    with making(places, "make.py", [source]):
+        places[1].write_text("made")
     with pytest.raises(UserError, match="exists"), making([*places, tmp_path / "mine"], "make.py", [source]):
         pass
 
