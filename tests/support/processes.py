@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import re
@@ -156,19 +157,10 @@ def end_runs() -> None:
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun sets, and one thread of arithmetic."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return {
-        **inherited,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "CLOZE_SECRET": "of these ranks",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
-    }
+    told = zip(LAUNCHED, map(str, (rank, ranks, rank, ranks, "127.0.0.1", port)), strict=True)
+    own = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CLOZE_SECRET": "of these ranks"}
+    own["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
+    return {**inherited, **dict(told), **own}
 
 
 def spawn(
@@ -245,3 +237,19 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def made_once(own: Path, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder of this name, beside the process's `own`; the process that asks first makes it, the others wait."""
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, made = root / name, root / f"{name} is made"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a process that failed
+                make(folder)
+                made.touch()
+        finally:  # closing does not, where a process that was forked meanwhile goes on
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    return folder

@@ -26,33 +26,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = [
-    "pretraining.train",
-    "pretraining.model.bert",
-    "pretraining.model.masks",
-    "pretraining.model.piece_head",
-    "pretraining.optimizers.steps.adamw",
-    "pretraining.optimizers.steps.lamb",
-    "data_prep.vocabulary.encoders.wordpiece",
-    "support.faults",
-    "support.training",
-    "rich._emoji_codes",
-    "finetuning.run_task",
-    "finetuning.run_ner",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "hypothesis",
-    "pyarrow.compute",
-    "pytest",
-    "torch._dynamo",
-    "torch._subclasses.schema_check_mode",
-    "torch.profiler._cupti_monitor",
-    "torch.utils.tensorboard",
-    "transformers.models.bert.modeling_bert",
-    "typeguard",
-    "tyro._backends._tyro_backend",
-]
+MODULES = """
+pretraining.train pretraining.model.bert pretraining.model.masks pretraining.model.piece_head
+pretraining.optimizers.steps.adamw pretraining.optimizers.steps.lamb data_prep.vocabulary.encoders.wordpiece
+support.faults support.training rich._emoji_codes finetuning.run_task finetuning.run_ner
+deepspeed.module_inject.auto_ep_layer deepspeed.runtime.superoffload.superoffload_stage3
+deepspeed.runtime.zero.muon.muon_optimizer hypothesis pyarrow.compute pytest torch._dynamo
+torch._subclasses.schema_check_mode torch.profiler._cupti_monitor torch.utils.tensorboard
+transformers.models.bert.modeling_bert typeguard tyro._backends._tyro_backend
+"""
 """what runs and tests load sooner or later, where it is there"""
 ARROW = "jemalloc_bg_thd"
 """the thread of Arrow's memory, which starts it anew after a fork"""
@@ -167,7 +149,7 @@ def prepare() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # while modules load, each collection goes through all that there are
-    for name in MODULES:
+    for name in MODULES.split():
         with suppress(ModuleNotFoundError):  # not every torch and DeepSpeed has each of them
             importlib.import_module(name)
     loaded = [name for name in sys.modules if name.startswith("benchmarks")]

@@ -1,4 +1,4 @@
-"""What tests of fused operations share: inputs, keys of dropout, and how results are compared."""
+"""What tests of operations share: inputs, keys of dropout, comparisons."""
 
 from __future__ import annotations
 
