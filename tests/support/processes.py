@@ -208,20 +208,23 @@ def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float =
     return alone.wait(seconds)[0]
 
 
-def take_part(work: Callable[[World], None], patience: float = 300.0, run: Path | None = None) -> None:
+def take_part(
+    work: Callable[[World], Any], patience: float = 300.0, run: Path | None = None, folder: Path | None = None
+) -> Any:
     """One rank's life, as an entry leads it: it meets the others, works, and ends as its work ends."""
     from pretraining.processes.ending import Ending  # which loads PyTorch
     from pretraining.processes.group import choose_device, connect, disconnect
 
     with Ending() as ending:
         ending.world = world = find_world(os.environ)
-        connect(world, choose_device("cpu", world), timeout=60, patience=patience)
+        connect(world, choose_device("cpu", world), timeout=61, patience=patience, folder=folder)
         if run is not None:
             ending.record_in(run)
-        work(world)
+        found = work(world)
         disconnect()
     if ending.code:
         exit_now(ending.code)
+    return found
 
 
 def expect_end(done: Sequence[Done], code: int, message: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,9 +32,9 @@ def test_what_the_same_command_made_of_the_same_source_is_renewed(source: Path, 
     other.write_text("text")
     make(out, source)
     make(out, source, content=b"again")
-    assert out.read_bytes() == b"again"
     for command, read in (("other.py", source), ("make.py", other)):
         assert_refusal(r"out\.txt: exists.*--replace", make, out, read, command)
+    assert out.read_bytes() == b"again"
     out.write_bytes(b"edited")
     assert_refusal("exists", make, out, source)
     assert out.read_bytes() == b"edited"
@@ -101,15 +102,13 @@ def test_what_an_interrupted_command_began_it_makes_anew(killed: bool, source: P
         pass
 
 
-@pytest.mark.parametrize("name", ["file/out", "file/in/out", "link/out"])
-def test_a_place_in_a_file_is_refused_before_anything_is_made(source: Path, tmp_path: Path, name: str) -> None:
+def test_a_place_in_a_file_is_refused_before_anything_is_made(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
-    obstacle = tmp_path / Path(name).parts[0]
-    wanted = f"--out {tmp_path / name}: cannot be written: {obstacle} is not a folder; name another"
-    with pytest.raises(UserError) as caught, making([tmp_path / name], "make.py", [source]):
-        pytest.fail("it has begun")
-    assert str(caught.value) == wanted
+    for name in ("file/out", "file/in/out", "link/out"):
+        told = f"--out {tmp_path / name}: cannot be written: {tmp_path / name[:4]} is not a folder; name another"
+        with pytest.raises(UserError, match=f"^{re.escape(told)}$"), making([tmp_path / name], "make.py", [source]):
+            pytest.fail("it has begun")
 
 
 def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import fcntl
 import os
 import re
 import signal
-import subprocess
 import sys
 from functools import partial
 from multiprocessing import get_context
@@ -104,7 +103,6 @@ def test_a_folder_that_may_not_be_entered(tmp_path: Path) -> None:
     assert process.exitcode == 0
 
 
-REFUSAL = "{owner} is at work here\nwait for its end"
 HOLD = """
 import os, sys, time
 from pathlib import Path
@@ -115,70 +113,46 @@ with locked(Path(sys.argv[1]), "--run x", "taken"):
         print(child, flush=True)
     time.sleep(60)
 """
+"""Holds a lock, and has forked a child."""
 
 
-def hold(path: Path) -> tuple[subprocess.Popen[str], int]:
-    """Starts a process that holds the lock; returns it with the number of a child that it has forked."""
-    process = start([sys.executable, "-c", HOLD, str(path), str(ROOT)])
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
-
-
-def refused(path: Path) -> str:
-    """Asks for a lock that it does not get; returns what is said."""
-    with pytest.raises(UserError) as caught, locked(path, "--run x", REFUSAL):
-        pass
-    return str(caught.value)
-
-
-def kill(process: subprocess.Popen[str], *children: int) -> None:
-    for number in (process.pid, *children):
-        os.kill(number, signal.SIGKILL)
-    process.wait()
+def take(path: Path) -> bool:
+    """Takes a lock for a moment; returns whether it protects."""
+    with locked(path, "--run x", "{owner} is at work here\nwait for its end") as protected:
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+        return protected
 
 
 def test_a_second_holder_is_refused_until_the_first_is_killed_though_its_child_lives_on(tmp_path: Path) -> None:
     lock = tmp_path / "run" / "lock"
-    process, child = hold(lock)
-    said = rf"--run x: process {process.pid} on \S+ is at work here\nwait for its end"
-    assert re.fullmatch(said, refused(lock))
-    kill(process)
-    with locked(lock, "--run x", REFUSAL) as protected:
-        assert protected
-        assert lock.read_text().startswith(f"process {os.getpid()} on ")
+    with pytest.raises(KeyboardInterrupt), locked(lock, "", ""):
+        raise KeyboardInterrupt  # the lock ends with the block
+    process = start([sys.executable, "-c", HOLD, str(lock), str(ROOT)])
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert_refusal(rf"^--run x: process {process.pid} on \S+ is at work here\nwait for its end$", take, lock)
+    process.kill()
+    process.wait()
+    assert take(lock)
     os.kill(child, signal.SIGKILL)
 
 
-def test_the_lock_ends_where_its_block_does(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "lock", "--run x", REFUSAL):
-        raise KeyboardInterrupt
-    process, child = hold(tmp_path / "lock")
-    kill(process, child)
-
-
-def test_an_owner_that_has_not_named_itself_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "lockf", refusing(errno.EACCES))
-    assert "--run x: another process is at work here" in refused(tmp_path / "lock")
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(fcntl, "lockf", refusing(number))
-    with locked(tmp_path / "lock", "--run x", REFUSAL) as protected:
-        assert not protected
-
-
-def refusing(number: int) -> object:
-    return Mock(side_effect=OSError(number, os.strerror(number)))
+    """With EACCES, another process has the lock, which has not named itself."""
+    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(number, "")))
+    if number == errno.EACCES:
+        assert_refusal("--run x: another process is at work here", take, tmp_path / "lock")
+    else:
+        assert not take(tmp_path / "lock")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").write_text("of somebody")
     (tmp_path / "link").symlink_to("notes")
-    assert "--run x: cannot be written: link is a symbolic link" in refused(tmp_path / "link")
     obstacle = f"{tmp_path / 'notes'} is not a folder; name another"
-    for name in ("notes", "notes/run"):
-        assert f"--run x: cannot be written: {obstacle}" in refused(tmp_path / name / "lock")
+    for name, why in (("link", "link is a symbolic link"), ("notes/lock", obstacle), ("notes/run/lock", obstacle)):
+        assert_refusal(f"--run x: cannot be written: {re.escape(why)}", take, tmp_path / name)
     assert (tmp_path / "notes").read_text() == "of somebody"
-    monkeypatch.setattr(os, "ftruncate", refusing(errno.ENOSPC))
-    assert "--run x: cannot be written: No space left on device" in refused(tmp_path / "lock")
+    monkeypatch.setattr(os, "ftruncate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert_refusal("--run x: cannot be written: No space left on device", take, tmp_path / "lock")

@@ -105,8 +105,9 @@ def test_a_main_process_killed_from_outside_is_told() -> None:
     os.kill(worker, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "error: the main process was killed from outside with SIGKILL, often because memory ran out" in errors
-    assert "run the same command again to continue where it stopped" in errors
+    assert (
+        "error: the main process was killed from outside with SIGKILL, often because memory ran out\nrun the" in errors
+    )
 
 
 def test_no_child_outlives_a_process_that_was_killed_while_it_watched() -> None:

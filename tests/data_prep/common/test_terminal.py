@@ -60,20 +60,17 @@ def test_what_files_say_commands_no_terminal(capsys: pytest.CaptureFixture[str])
     assert str(UserError(f"{title}\n\tdamaged")) == f"{shown}\n\tdamaged"
 
 
-def line(monkeypatch: pytest.MonkeyPatch, done: int, seconds: float) -> str:
-    """What the line says where so much of a step is done after so many seconds."""
-    step = StepProgress(Console(), "near copies", "documents", 10**9, 0)
-    step.advance(done)
-    start = step._start
-    with monkeypatch.context() as later:
-        later.setattr(time, "monotonic", lambda: start + seconds)
-        return " ".join(str(step.line()).split())
-
-
 def test_a_slow_rate_is_no_rate_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "40 documents 0.5 documents/s" in line(monkeypatch, 40, 80)
-    assert "90,000 documents 9,000 documents/s" in line(monkeypatch, 90_000, 10)
-    assert "12.0 Mdocuments 1.2 Mdocuments/s" in line(monkeypatch, 12_000_000, 10)
+    for done, seconds, told in (
+        (40, 80, "40 documents 0.5 documents/s"),
+        (90_000, 10, "90,000 documents 9,000 documents/s"),
+        (12_000_000, 10, "12.0 Mdocuments 1.2 Mdocuments/s"),
+    ):
+        step = StepProgress(Console(), "near copies", "documents", 10**9, 0)
+        step.advance(done)
+        with monkeypatch.context() as later:
+            later.setattr(time, "monotonic", lambda step=step, seconds=seconds: step._start + seconds)
+            assert told in " ".join(str(step.line()).split())
 
 
 def test_a_step_of_one_long_task_shows_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:

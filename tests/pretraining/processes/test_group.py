@@ -21,9 +21,8 @@ from torch import Tensor
 
 from data_prep.common.errors import SharedError, UserError
 from data_prep.common.launchers import World, find_world
-from data_prep.common.supervision import exit_now
 from pretraining.processes import group, meeting
-from pretraining.processes.ending import Code, Ending
+from pretraining.processes.ending import Code
 from pretraining.processes.signing import SignedStore
 from pretraining.processes.watchdog import Watch
 
@@ -95,9 +94,7 @@ def test_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 # Processes: functions that ranks run.
 
 
-def three_agree() -> object:
-    world = find_world(os.environ)
-    group.connect(world, CPU, timeout=61)
+def agree_and_share_cores(world: World) -> object:
     group.agree({"seed": 1, "lengths": [128, 512]}, "recipe")
     with group.shared_errors():
         total = torch.ones(1)
@@ -107,27 +104,27 @@ def three_agree() -> object:
     setattr(group, "num_cores", lambda: 4)  # noqa: B010
     threads = group.default_threads(world, {})
     mixed = group.default_threads(world, {} if world.rank else {"OMP_NUM_THREADS": "3"})  # set on one machine alone
-    before = os.environ["DS_ACCELERATOR"], os.environ["GLOO_SOCKET_IFNAME"]
-    patience = group.open_stores()[0].raw.timeout.total_seconds()
-    group.disconnect()
-    after = "GLOO_SOCKET_IFNAME" in os.environ, dist.is_initialized()
-    return (threads, mixed), (float(total), before, after, patience)
+    environment = os.environ["DS_ACCELERATOR"], os.environ["GLOO_SOCKET_IFNAME"]
+    return threads, mixed, (float(total), environment, group.open_stores()[0].raw.timeout.total_seconds())
+
+
+def agree_and_part() -> object:
+    return take_part(agree_and_share_cores), "GLOO_SOCKET_IFNAME" in os.environ, dist.is_initialized()
 
 
 def test_ranks_that_agree_go_on() -> None:
     """A rank may come to the first operation later than a store may answer: with NCCL, ranks ask the store then."""
-    done = spawn(3, three_agree)
-    assert [rank.result[0] for rank in done] == [(4, 3), (2, 2), (2, 2)]  # threads
-    assert [rank.result[1] for rank in done] == [(3.0, ("cpu", "lo"), (False, False), 61.0)] * 3
+    done = spawn(3, agree_and_part)
+    found = (3.0, ("cpu", "lo"), 61.0)
+    assert [rank.result[0] for rank in done] == [(4, 3, found), (2, 2, found), (2, 2, found)]
+    assert [rank.result[1:] for rank in done] == [(False, False)] * 3
 
 
 def meet_on_one_gpu() -> None:
     setattr(torch.cuda, "set_device", lambda _: None)  # noqa: B010
     setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(uuid="GPU-5f6e"))  # noqa: B010
-    with Ending() as ending:
-        ending.world = world = find_world(os.environ)
-        group.connect(world, torch.device("cuda", 0))
-    exit_now(ending.code)
+    setattr(group, "choose_device", lambda *_: torch.device("cuda", 0))  # noqa: B010
+    take_part(meet)
 
 
 def test_two_ranks_on_one_gpu_are_named() -> None:
@@ -266,33 +263,25 @@ def pretend_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def speak_beside_nccl() -> object:
     """What two ranks with GPUs tell one another before they train, and whether NCCL would have been asked for it."""
-    make, groups = dist.init_process_group, []
-
-    def noted(speak: Callable[..., None]) -> Callable[..., None]:
-        def double(*given: object) -> None:
-            groups.append(given[-1])
-            speak(*given)
-
-        return double
-
+    make, speak = dist.init_process_group, [Mock(wraps=dist.all_gather), Mock(wraps=dist.barrier)]
     with pytest.MonkeyPatch.context() as monkeypatch:
         pretend_a_gpu(monkeypatch)
         monkeypatch.setattr(dist, "init_process_group", lambda backend, **more: make({"nccl": "gloo"}[backend], **more))
-        for name in ("all_gather", "barrier"):
-            monkeypatch.setattr(dist, name, noted(getattr(dist, name)))
+        monkeypatch.setattr(dist, "all_gather", speak[0])
+        monkeypatch.setattr(dist, "barrier", speak[1])
         world = find_world(os.environ)
         group.connect(world, torch.device("cuda"), timeout=60)
         told = group.gather(world.rank)
         group.wait_for_all()
-        asked = [each is dist.group.WORLD for each in groups]
+        asked = [call.args[-1] is dist.group.WORLD for each in speak for call in each.call_args_list]
         group.disconnect()
-    return told, set(asked)
+    return told, asked
 
 
 def test_ranks_with_gpus_meet_over_gloo() -> None:
     """NCCL connects them later, in training: what goes wrong there is watched."""
     done = spawn(2, speak_beside_nccl)
-    assert [(rank.result, rank.errors) for rank in done] == [(([0, 1], {False}), "")] * 2
+    assert [(rank.result, rank.errors) for rank in done] == [(([0, 1], [False] * 3), "")] * 2
 
 
 INTERFACE = "NCCL_SOCKET_IFNAME"

@@ -17,16 +17,14 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 import torch.distributed as dist
 from support.commands import assert_refusal
 from support.faults import hold, replace
 from support.processes import expect_end, spawn, start, take_part, wait_for
 
-from data_prep.common.launchers import World, find_world
+from data_prep.common.launchers import World
 from pretraining.processes import meeting, signing
 from pretraining.processes.ending import Code
-from pretraining.processes.group import connect, disconnect
 from pretraining.processes.meeting import Route, ask_rank_0, find_interface
 from pretraining.processes.signing import LOOKS_A_SECOND, SignedStore
 
@@ -84,7 +82,7 @@ def wait_until_rank_0_gave_up(gate: Path) -> None:
         wait(store, world, patience)
 
     replace(meeting, "_wait_for_all", wait_late)
-    take_part(lambda _: None, patience=60 if int(os.environ["RANK"]) else 0)
+    take_part(meet, patience=60 if int(os.environ["RANK"]) else 0)
 
 
 def test_a_rank_that_wakes_after_rank_0_gave_up_ends_with_one_message(tmp_path: Path) -> None:
@@ -129,16 +127,15 @@ def test_ranks_take_as_many_files_as_they_will_need(
     assert set_to == [(min(2000, 256 + 2 * ranks), 2000)]
 
 
-def meet_and_part() -> None:
-    connect(find_world(os.environ), torch.device("cpu"), timeout=60)
-    disconnect()
+def meet(_: World) -> None:
+    pass
 
 
 def test_ranks_that_torchrun_begins_again_meet_in_its_old_store() -> None:
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
     for count in "01":
         held = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": count}
-        assert [rank.code for rank in spawn(2, meet_and_part, environment=held, port=store.port)] == [0, 0]
+        assert [rank.code for rank in spawn(2, take_part, meet, environment=held, port=store.port)] == [0, 0]
 
 
 def test_more_ranks_have_more_time_to_be_answered() -> None:
@@ -185,7 +182,7 @@ def test_the_interface_that_leads_to_the_other_ranks(
 
 def find_no_way() -> None:
     setattr(meeting, "_route", lambda _: Route(False, error="unknown name"))  # noqa: B010
-    take_part(lambda _: None)
+    take_part(meet)
 
 
 def test_ranks_without_a_way_end_with_one_message() -> None:

@@ -13,17 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from support.commands import assert_refusal
-from support.processes import expect_end, free_port, start, take_part, wait_for
+from support.processes import expect_end, free_port, spawn, start, take_part, wait_for
 
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import World, find_world
-from data_prep.common.supervision import exit_now
+from data_prep.common.launchers import World
 from pretraining.processes import meeting, signing
-from pretraining.processes.ending import Code, Ending, Outcome
-from pretraining.processes.group import connect, disconnect, gather
+from pretraining.processes.ending import Code, Outcome
+from pretraining.processes.group import gather
 from pretraining.processes.signing import SECRET, SignedStore, read_secret, write_secret
 from pretraining.processes.watchdog import Watch
 
@@ -99,14 +97,13 @@ def test_two_starts_by_one_secret_do_not_hear_each_other(tmp_path: Path, monkeyp
 # The secret
 
 
-def meet_without_a_variable(folder: Path, late: int) -> object:
-    del os.environ[SECRET]
-    world = find_world(os.environ)
-    time.sleep(0.1 * (world.rank == late))
-    connect(world, torch.device("cpu"), timeout=60, folder=folder)
-    found = gather([world.rank, "é\udc80", None])
-    disconnect()
-    return found
+def gather_words(world: World) -> object:
+    return gather([world.rank, "é\udc80", None])
+
+
+def come_late(late: int, folder: Path) -> object:
+    time.sleep(0.1 * (int(os.environ["RANK"]) == late))
+    return take_part(gather_words, folder=folder)
 
 
 @pytest.mark.parametrize(("late", "is_there"), [(1, True), (0, False)])
@@ -118,7 +115,7 @@ def test_ranks_find_their_secret_whoever_comes_first(late: int, is_there: bool, 
         path = folder / f".secret-{socket.gethostname()}-{port}"
         path.write_text("of an earlier start")
         path.chmod(0o600)
-    done = start(2, meet_without_a_variable, folder, late, port=port).wait(60)
+    done = spawn(2, come_late, late, folder, port=port, environment={SECRET: ""})
     assert [(rank.result, rank.errors) for rank in done] == [([[0, "é\udc80", None], [1, "é\udc80", None]], "")] * 2
     assert [*tmp_path.rglob("*")] == [folder] * is_there
 
@@ -169,19 +166,12 @@ def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pyt
     assert meeting._find_secret(kept, WORLDS[1], 0.1, tmp_path / "secret") is None
 
 
-def meet_in(folder: Path) -> None:
-    del os.environ[SECRET]
-    with Ending() as ending:
-        ending.world = find_world(os.environ)
-        connect(ending.world, torch.device("cpu"), patience=0.5, folder=folder)
-    exit_now(ending.code)
-
-
 def test_all_end_where_rank_0_cannot_write_their_secret(tmp_path: Path) -> None:
     """Each of the two ranks is on a machine of its own."""
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
-    done = start(2, meet_in, out, environment={"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}).wait(60)
+    more = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", SECRET: ""}
+    done = spawn(2, take_part, gather_words, 0.5, None, out, environment=more)
     fault = f"--out {out}: cannot be written: {tmp_path / 'file'} is not a folder; name another"
     assert done[0].errors == f"error: {fault}\n"
     assert done[1].errors.startswith("error: rank 1 ")
@@ -197,8 +187,8 @@ def print_where_the_port_is_open(world: World) -> None:
 
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="Linux says who listens where")
 def test_the_store_of_one_machine_is_open_to_no_other() -> None:
-    run = start(2, take_part, print_where_the_port_is_open, port=(port := free_port()))
-    assert run.wait(60)[0].output == f"0100007F:{port:04X}\n"
+    done = spawn(2, take_part, print_where_the_port_is_open, port=(port := free_port()))
+    assert done[0].output == f"0100007F:{port:04X}\n"
 
 
 def test_rank_0_leaves_when_the_others_have_read_why_or_do_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
