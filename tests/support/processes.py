@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 from support.commands import wait_for as wait_for
 from support.rank_server import ROOT as ROOT
-from support.rank_server import Order, rank_server
+from support.rank_server import Order, ask_server
 
 from data_prep.common.launchers import World, find_world
 from data_prep.common.supervision import exit_now
@@ -74,7 +74,7 @@ class Run:
     def goes_on(self, *ranks: int) -> bool:
         """Whether any of these ranks has not ended, by default any of all."""
         if going := [pid for pid in self.pids if pid not in self._codes]:
-            self._codes |= rank_server().codes(going)
+            self._codes |= ask_server(going)
         return any(self.pids[rank] not in self._codes for rank in ranks or range(len(self.pids)))
 
     def signal(self, number: int, *ranks: int) -> None:
@@ -141,7 +141,7 @@ def start(
         variables = {**rank_environment(rank, ranks, port), **(environment or {})}
         for name in () if launched else LAUNCHED:
             del variables[name]
-        pids.append(rank_server().start(Order(call, variables, sys.path, folder / str(rank))))
+        pids.append(ask_server(Order(call, variables, sys.path, folder / str(rank))))
     RUNS.append(Run(folder, pids))
     return RUNS[-1]
 
@@ -209,8 +209,8 @@ def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float =
 
 
 def take_part(
-    work: Callable[[World], Any], patience: float = 300.0, run: Path | None = None, folder: Path | None = None
-) -> Any:
+    work: Callable[[World], object], patience: float = 300.0, run: Path | None = None, folder: Path | None = None
+) -> object:
     """One rank's life, as an entry leads it: it meets the others, works, and ends as its work ends."""
     from pretraining.processes.ending import Ending  # which loads PyTorch
     from pretraining.processes.group import choose_device, connect, disconnect

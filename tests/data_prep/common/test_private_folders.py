@@ -6,6 +6,7 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import llvmlite.binding
 import numba
@@ -72,7 +73,8 @@ def test_a_folder_of_an_unknown_home_is_not_made_here(tmp_path: Path, monkeypatc
 
 def keep_in(cache: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path | None = None) -> Path:
     """Finds anew the folder of what numba compiles, for a user whose caches lie in `cache`."""
-    assert Path(numba.config.CACHE_DIR).is_absolute(), "the folder is chosen when modules load"
+    numba_config: Any = numba.config
+    assert Path(numba_config.CACHE_DIR).is_absolute(), "the folder is chosen when modules load"
     with monkeypatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
         patch.setattr(tempfile, "tempdir", str(temporary or cache))
@@ -80,7 +82,7 @@ def keep_in(cache: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path | None
         patch.setenv("NUMBA_CACHE_DIR", "")  # so that it is as before afterwards
         patch.delenv("NUMBA_CACHE_DIR")
         compiled.keep_compiled_here()
-        return Path(numba.config.CACHE_DIR)
+        return Path(numba_config.CACHE_DIR)
 
 
 def test_pickles_of_numba_that_others_may_have_planted_are_not_loaded(

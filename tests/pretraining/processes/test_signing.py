@@ -25,6 +25,7 @@ from pretraining.processes.group import gather
 from pretraining.processes.signing import SECRET, SignedStore, read_secret, write_secret
 from pretraining.processes.watchdog import Watch
 
+BEATS, FAILURES = ["cloze/0/beat/0", "cloze/0/beat/1"], ["cloze/failure", "cloze/0/failure", "cloze/0/seen/1"]
 PLANTED = json.dumps(Outcome(Code.CURE, "planted", 0))
 WORLDS = [World(rank, 2, rank, 2) for rank in range(2)]
 
@@ -46,12 +47,12 @@ def plant(store: Any, value: str | bytes) -> None:
     for name in {*(name.removeprefix("/") for name in store.list_keys()), *FAILURES}:
         if "cloze" in name:
             store.set(name, value)
-    for _ in range(2):
-        before = [store.get(beat) for beat in BEATS]
-        wait_for(lambda seen=before: all(store.get(beat) != old for beat, old in zip(BEATS, seen, strict=True)))
+    for beat in 2 * BEATS:
+        wait_for(partial(is_other, store, beat, store.get(beat)))
 
 
-BEATS, FAILURES = ["cloze/0/beat/0", "cloze/0/beat/1"], ["cloze/failure", "cloze/0/failure", "cloze/0/seen/1"]
+def is_other(store: Any, name: str, before: bytes) -> bool:
+    return bool(store.get(name) != before)
 
 
 def other_signature(_: Any) -> str:
@@ -149,14 +150,12 @@ def test_a_secret_is_its_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert read_secret(path) == b""
     assert_refusal(f"others can read what is written there.*\n.*{SECRET}", write_secret, path)
-
-
-def test_where_a_disk_keeps_no_modes_a_secret_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a disk of Windows."""
+    monkeypatch.undo()
     monkeypatch.delenv(SECRET, raising=False)
-    modes, opened = {0o600: 0o666}, os.open
+    opened: Any = os.open
+    modes = {0o600: 0o666}  # a disk that keeps no modes, as of Windows
     monkeypatch.setattr(os, "open", lambda place, flags, mode=0o777: opened(place, flags, modes.get(mode, mode)))
-    assert_refusal("others can read what is written there", write_secret, tmp_path / "secret")
+    assert_refusal("others can read what is written there", write_secret, path)
 
 
 def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
