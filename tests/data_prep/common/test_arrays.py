@@ -36,7 +36,7 @@ def test_keys_are_those_by_which_runs_have_read_their_examples() -> None:
 
 
 @settings(max_examples=30)
-@given(st.lists(NUMBERS, min_size=2, max_size=50, unique=True))
+@given(st.lists(NUMBERS, min_size=2, max_size=12, unique=True))
 def test_numbers_are_scrambled_to_keys_of_their_own(numbers: list[int]) -> None:
     """Compiled code scrambles one as NumPy does many; keys depend on the order of their parts, and on each."""
     scrambled = scramble_bits(np.array(numbers, np.uint64))

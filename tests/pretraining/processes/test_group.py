@@ -325,7 +325,7 @@ class PretendedGroup:
         return Mock()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 13, 33])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8, 17])
 def test_all_find_the_greatest_of_each_number(ranks: int) -> None:
     """In few turns and with few acquaintances, where gloo's own all-reduce hands numbers around all of them, twice."""
     for speaker in {0, ranks // 2, ranks - 1}:
