@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import apex_kernels, engine_runs
-from support.engine_runs import poison_second_step
+from support import apex_kernels, twice
 from support.lamb_reference import NVIDIA, error, make_engine, reference, run_engine
+from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -164,9 +164,7 @@ def test_layers_share_a_translation() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_deterministic_gives_the_same_bits_twice(dtype: str, optimizer: str) -> None:
     """In a process of its own: the library for matrix products reads its settings once."""
-    done = subprocess.run(
-        [sys.executable, engine_runs.__file__, "cuda", dtype, optimizer], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, twice.__file__, "cuda", dtype, optimizer], capture_output=True, text=True)
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 from support.marks import slow
-from support.meta_tensors import OnlyDeterministic, no_waits
+from support.operations import OnlyDeterministic
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
+from support.waits import no_waits
 from torch._dynamo.utils import counters
 
 from data_prep.common.errors import UserError

@@ -20,7 +20,7 @@ from support.lamb_reference import (
     without_partition,
 )
 from support.marks import slow
-from support.meta_tensors import OnlyDeterministic
+from support.operations import OnlyDeterministic
 from support.pretended_gpu import PretendedGpu
 from support.pretraining_reference import SMALL
 from support.processes import spawn

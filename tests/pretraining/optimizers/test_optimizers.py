@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import kernels as kernels_support
-from support.meta_tensors import no_waits
 from support.pretraining_reference import SMALL
+from support.waits import no_waits
 from torch import Tensor
 
 from pretraining.config import settings as recipe

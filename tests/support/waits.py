@@ -1,4 +1,4 @@
-"""What makes the host wait for a GPU, and what is not deterministic there, found on tensors that have no data."""
+"""What makes the host wait for a GPU, found on tensors that have no data."""
 
 from __future__ import annotations
 
@@ -53,30 +53,3 @@ class _NoWaits(TorchDispatchMode):
         if name in ("_to_copy", "copy_") and isinstance(out, Tensor):
             assert len({tensor.device for tensor in (out, *tensors)}) == 1, f"{name} from one memory to another"
         return out
-
-
-REFUSED = {
-    *("bincount", "cumsum", "histc", "kthvalue", "median", "nanmedian", "put", "put_", "scatter_reduce"),
-    *("_ctc_loss_backward", "_embedding_bag", "_embedding_bag_dense_backward", "grid_sampler_2d_backward"),
-    *("nll_loss2d_forward", "nll_loss2d_backward", "upsample_linear1d_backward", "upsample_bilinear2d_backward"),
-    *("_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward", "reflection_pad1d_backward"),
-    "scatter_reduce_",
-}
-"""What the documentation of torch.use_deterministic_algorithms names, as far as a language model may come near it. What
-kernels refuse that stand behind other operations (products, attention) is for tests on a GPU to find."""
-
-
-class OnlyDeterministic(TorchDispatchMode):
-    """Raises an error at what is in REFUSED, and notes all operations."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: set[str] = set()
-
-    def __torch_dispatch__(
-        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
-    ) -> Any:
-        name = function.overloadpacket.__name__
-        assert name not in REFUSED, f"{name} is not deterministic on a GPU"
-        self.seen.add(name)
-        return function(*arguments, **(named or {}))

@@ -1,12 +1,11 @@
-"""Steps of a small model: twice on a device, with the same bits; and three of which one has a bad gradient.
+"""Trains a small model twice on a device, and says whether its weights moved and whether both runs gave the same bits.
 
-python tests/support/engine_runs.py cuda bf16 lamb    # whether weights moved, and whether both runs gave the same
+python tests/support/twice.py cuda bf16 lamb
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,18 +57,6 @@ def main(kind: str, dtype: str, optimizer: str) -> None:
     disconnect()
     moved = not any(torch.equal(*pair) for pair in zip(before, first, strict=True))
     print(moved, all(torch.equal(*pair) for pair in zip(first, second, strict=True)))
-
-
-def poison_second_step(engine: Engine, lengths: Sequence[int], poison: float) -> list[list[Tensor]]:
-    """Makes three steps; returns weights, averages and numbers of steps after each."""
-    kept = []
-    for step, factor in enumerate((1.0, poison, 1.0)):
-        batch = random_batch(lengths, engine.model.shape.vocabulary, step)
-        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
-        train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
-        states = [each for flat in engine.flat_tensors for each in engine.optimizer.get_state(flat.tensor).values()]
-        kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
-    return kept
 
 
 if __name__ == "__main__":
