@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 from support.marks import has_compiler, has_gpu
-from support.processes import end_runs
-from support.sharing import made_once
+from support.processes import end_runs, made_once
 
 from pretraining.processes.environment import SPINS_AMONG_OTHERS, prepare_process
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import run_main
+from support.commands import ADDRESSES, node_names, run_main, two_nodes
 from support.marks import slow
-from support.nodes import ADDRESSES, node_names, two_nodes
 from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
 from support.training import Place
 from support.unfit_nodes import (

@@ -18,6 +18,8 @@ from typing import Any
 from conftest import ROOT
 from support.processes import wait_for
 from support.run_folders import Look, end, make_running, note, shown, start, status, strip
+from support.run_folders import look as look
+from support.run_folders import run as run
 from support.training import ENDLESS, Place, launch, records, stopped_at
 
 from cluster.runs import JOBS, find_runs
@@ -29,8 +31,6 @@ from finetuning.results import BEGUN, PLAN, RESULTS
 from pretraining.checkpoint.record import RECIPE, list_finished
 from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.skips import SKIPPED, Skip, write_skips
-
-pytest_plugins = ["support.run_fixtures"]
 
 
 def test_a_run_that_trains_then_falls_silent_or_is_stopped(place: Place, look: Look) -> None:
@@ -163,8 +163,8 @@ def test_an_end_before_the_last_line_is_out_of_date(run: Path) -> None:
 def write_tuning(out: Path) -> None:
     """Three of five runs are done, one of them failed; one is at work, and one not begun."""
     write_json(out / PLAN, {"rte": ["seed1", "seed2", "seed3"], "cola": ["seed1", "seed2"]})
-    for task, run in (("rte", "seed1"), ("rte", "seed2"), ("rte", "seed3"), ("cola", "seed1")):
-        write_json(out / task / run / BEGUN, {"settings": {"epochs": 3.0}})
+    for task, name in (("rte", "seed1"), ("rte", "seed2"), ("rte", "seed3"), ("cola", "seed1")):
+        write_json(out / task / name / BEGUN, {"settings": {"epochs": 3.0}})
     write_json(out / "rte" / "seed1" / RESULTS, {"metric": "accuracy", "score": 0.66})
     write_json(out / "rte" / "seed2" / RESULTS, {"metric": "accuracy", "score": 0.7})
     write_json(out / "cola" / "seed1" / RESULTS, {"metric": "matthews", "score": None, "failed": "not a number"})

@@ -18,6 +18,9 @@ from conftest import ROOT
 from rich.console import Console
 from support.commands import run_main
 from support.run_folders import Look, Squeue, end, make_running, note, shown, start, status, strip
+from support.run_folders import look as look
+from support.run_folders import run as run
+from support.run_folders import squeue as squeue
 from support.training import records
 
 from cluster import runs
@@ -32,8 +35,6 @@ from pretraining.reporting.metrics_file import METRICS
 from pretraining.training.finishing import finish_run
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip, write_skips
-
-pytest_plugins = ["support.run_fixtures"]
 
 
 def test_a_finished_run(straight: Path, look: Look) -> None:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from support.commands import run_main
 from support.processes import ROOT
-from support.recipes import completing
-from support.training import Place
+from support.training import Place, completing
 
 from pretraining import train as entry
 

@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from support.nodes import kill_all, list_processes, send_all, set_cable, two_nodes
-from support.processes import LAUNCHERS, wait_for
-from support.sharing import made_once
+from support.commands import kill_all, list_processes, send_all, set_cable, two_nodes
+from support.processes import LAUNCHERS, made_once, wait_for
 from support.training import Place, assert_same, assert_same_curve, records, train_straight
 
 from data_prep.common.files import read_json

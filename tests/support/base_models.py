@@ -1,4 +1,4 @@
-"""Small BERTs of transformers that runs begin with."""
+"""Small models: BERTs of transformers that runs begin with, and fine-tuned ones for every kind of head."""
 
 from __future__ import annotations
 
@@ -6,11 +6,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from support.transformers_models import leave_out_checksums, our_weights
+import torch
+from support.transformers_models import SHAPE, leave_out_checksums, our_weights
+from torch import Tensor
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.model.heads import TaskModel as TaskModel
+from finetuning.model.heads import compute_logits as compute_logits
+from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.folders import write_folder
 from pretraining.model.shape import Learning, Shape
 from pretraining.objectives.declaration import objectives
@@ -44,3 +49,28 @@ def swapped(vocabulary: Vocabulary, first: int, second: int) -> Vocabulary:
     pieces = list(vocabulary.pieces)
     pieces[first], pieces[second] = pieces[second], pieces[first]
     return WordPiece(tuple(pieces), vocabulary.cased)
+
+
+MNLI = TaskHead("classes", ("contradiction", "entailment", "neutral"))
+HEADS = {
+    "classes": MNLI,
+    "labels": TaskHead("labels", ("anger", "joy")),
+    "one label": TaskHead("labels", ("joy",)),
+    "score": TaskHead("score"),
+    "choice": TaskHead("choice"),
+    "spans": TaskHead("spans"),
+    "tags": TaskHead("tags", ("O", "B-PER", "I-PER", "B-LOC")),
+}
+"""Heads of every kind, and several labels with a single one, which transformers could take for a number."""
+
+
+def task_weights(head: TaskHead, seed: int = 0, shape: Shape = SHAPE) -> dict[str, Tensor]:
+    """Weights that all matter to the logits."""
+    generator = torch.Generator().manual_seed(seed)
+    model = TaskModel(shape, head).initialize(seed)
+    state: dict[str, Any] = model.state_dict()
+    for name, value in state.items():
+        value.add_(torch.randn(value.shape, generator=generator), alpha=0.2)
+        if name == "embeddings.word.weight":
+            value[shape.vocabulary :] = 0
+    return state

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partialmethod
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import torch
 import torch.distributed as dist
@@ -28,10 +29,7 @@ from data_prep.common.errors import UserError
 from pretraining.checkpoint import writing
 from pretraining.engine import gradients
 from pretraining.engine.engine import Engine
-from pretraining.mesh.mesh import Mesh
-from pretraining.model.batch import PretrainingBatches
 from pretraining.model.encoder import PretrainingModel
-from pretraining.planning.memory import Heaviest
 from pretraining.processes import group, meeting, stopping
 from pretraining.processes.watchdog import Watch
 from pretraining.training import micro_batch
@@ -49,6 +47,12 @@ def replace(owner: object, name: str, function: Callable[..., Any] | partialmeth
     setattr(owner, name, function)
 
 
+def wrap(owner: object, name: str, call: Callable[..., Any]) -> None:
+    """Lets `call` run in the place of one of the product's functions, which it gets before the arguments."""
+    original = getattr(owner, name)
+    replace(owner, name, lambda *given, **more: call(original, *given, **more))
+
+
 def start_as_a_process() -> None:
     """Lets the time limit count from the start of this rank: what loaded the modules has long been there. Modules stay
     out of garbage collections, also after the loop: going through them takes longer than most runs of a test."""
@@ -58,14 +62,13 @@ def start_as_a_process() -> None:
 
 def around_steps(before: Callable[[Trainer], object], after: Callable[[Trainer], object] = lambda _: None) -> None:
     """A fault: calls a function of the trainer before each step of the run, and another after it."""
-    train_step = Trainer.train_step
 
-    def step(self: Trainer, *arguments: Any) -> None:
-        before(self)
-        train_step(self, *arguments)
-        after(self)
+    def step(train_step: Callable[..., None], run: Trainer, *arguments: Any) -> None:
+        before(run)
+        train_step(run, *arguments)
+        after(run)
 
-    replace(Trainer, "train_step", step)
+    wrap(Trainer, "train_step", step)
 
 
 def is_last(trainer: Trainer) -> bool:
@@ -93,31 +96,27 @@ def stop_at(step: int) -> None:
 def signal_within_step(step: int) -> None:
     """A fault: in this step of the run, the last rank hears a signal after its first micro-batch."""
     stopping.QUESTION_SECONDS = 0.0  # ranks ask one another each time, as where a micro-batch takes long
-    forward, under_way = Engine.forward, [False]
+    under_way = [False]
 
-    def note(run: Trainer) -> None:
-        under_way[0] = run.state.step + 1 == step and is_last(run)
-
-    def forward_and_signal(engine: Engine, batch: Any) -> Any:
-        output = forward(engine, batch)
+    def forward_and_signal(forward: Callable[..., Any], *given: Any) -> Any:
+        output = forward(*given)
         now, under_way[0] = under_way[0], False
         send(signal.SIGTERM, now)
         return output
 
-    around_steps(note)
-    replace(Engine, "forward", forward_and_signal)
+    around_steps(lambda run: under_way.__setitem__(0, run.state.step + 1 == step and is_last(run)))
+    wrap(Engine, "forward", forward_and_signal)
 
 
 def signal_within_evaluation(step: int) -> None:
     """A fault: in the evaluation after this step, the last rank hears a signal before its first batch."""
     stopping.QUESTION_SECONDS = 0.0  # as above
-    evaluate = Trainer.evaluate
 
-    def heard(self: Trainer, phase: TrainingPhase, ends: bool = False) -> None:
-        send(signal.SIGTERM, self.state.step == step and is_last(self))
-        evaluate(self, phase, ends)
+    def hear(evaluate: Callable[..., None], run: Trainer, *given: Any, **more: Any) -> None:
+        send(signal.SIGTERM, run.state.step == step and is_last(run))
+        evaluate(run, *given, **more)
 
-    replace(Trainer, "evaluate", heard)
+    wrap(Trainer, "evaluate", hear)
 
 
 def kill_at(step: int) -> None:
@@ -138,20 +137,19 @@ def kill_one_after(step: int, rank: int, seconds: float) -> None:
 
 def fill_the_disk_of_rank_1() -> None:
     """A fault: rank 1 finds the disk full while rank 0 is about to write, and both know how it went after the step."""
-    write_all, report = writing.Saver._write, writing.Saver.report
 
-    def write(self: writing.Saver, save: writing.Save) -> None:
+    def write(write_all: Callable[..., None], *given: Any) -> None:
         if dist.get_rank() == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         time.sleep(0.2)
-        write_all(self, save)
+        write_all(*given)
 
-    def report_late(self: writing.Saver) -> None:
+    def report_late(report: Callable[..., None], *given: Any) -> None:
         time.sleep(0.5)
-        report(self)
+        report(*given)
 
-    replace(writing.Saver, "_write", write)
-    replace(writing.Saver, "report", report_late)
+    wrap(writing.Saver, "_write", write)
+    wrap(writing.Saver, "report", report_late)
 
 
 def slow_save(seconds: float) -> None:
@@ -168,13 +166,12 @@ def hold_saves_from(step: int, gate: Path) -> None:
 
 def wait_before_files(wait: Callable[[], object]) -> None:
     """A fault: calls `wait` for each file of a checkpoint, before the file is read back."""
-    compare = writing._compare
 
-    def compare_late(path: Path, tensors: dict[str, Tensor]) -> None:
+    def compare_late(compare: Callable[..., None], *given: Any) -> None:
         wait()
-        compare(path, tensors)
+        compare(*given)
 
-    replace(writing, "_compare", compare_late)
+    wrap(writing, "_compare", compare_late)
 
 
 def miss_ranks_after(seconds: float) -> None:
@@ -203,25 +200,23 @@ def stay_in_the_group(step: int | None = None) -> None:
 
 def hold_start(gate: Path) -> None:
     """A fault: holds rank 0 while it makes its model, for which the others wait."""
-    initialize = PretrainingModel.initialize
 
-    def initialize_late(self: PretrainingModel, seed: int) -> Any:
+    def initialize_late(initialize: Callable[..., Any], *given: Any) -> Any:
         if os.environ["RANK"] == "0":
             hold(gate)
-        return initialize(self, seed)
+        return initialize(*given)
 
-    replace(PretrainingModel, "initialize", initialize_late)
+    wrap(PretrainingModel, "initialize", initialize_late)
 
 
 def mark_meeting(mark: Path) -> None:
     """A fault: creates a file when a rank begins to wait for the others to come."""
-    wait = meeting._wait_for_all
 
-    def mark_and_wait(*arguments: Any) -> None:
+    def mark_and_wait(wait: Callable[..., None], *given: Any) -> None:
         mark.touch()
-        wait(*arguments)
+        wait(*given)
 
-    replace(meeting, "_wait_for_all", mark_and_wait)
+    wrap(meeting, "_wait_for_all", mark_and_wait)
 
 
 def hold_before(step: int, gate: Path) -> None:
@@ -260,18 +255,17 @@ class Capacity:
             if wanted > limit:
                 raise torch.OutOfMemoryError(f"{wanted} sequences, and there is memory for {limit}")
 
-        def tried(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int, mesh: Mesh) -> None:
-            check(sequences)
-            compute(heaviest, device, reserve, sequences, mesh)
+        def try_on_copy(compute: Callable[..., None], *given: Any) -> None:
+            check(given[3])
+            compute(*given)
 
-        def stepped(engine: Engine, batch: Any) -> Any:
+        def step(forward: Callable[..., Any], engine: Engine, batch: Any) -> Any:
             check(len(batch.lengths))
             return forward(engine, batch)
 
-        compute, forward = micro_batch.compute_on_copy, Engine.forward
         replace(micro_batch, "can_try", lambda _: True)
-        replace(micro_batch, "compute_on_copy", tried)
-        replace(Engine, "forward", stepped)
+        wrap(micro_batch, "compute_on_copy", try_on_copy)
+        wrap(Engine, "forward", step)
 
 
 @dataclass
@@ -297,54 +291,31 @@ class Poison:
         if self.unseen:
             replace(gradients, "stays_on_device", lambda _: True)
             Trainer.looks_at_once = property(lambda _: False)  # type: ignore[method-assign, assignment]
-        self.poison_steps()
-        self.poison_losses()
-        self.poison_gradients()
-        self.poison_scale()
+        wrap(Trainer, "train_step", self.find)
+        wrap(Engine, "forward", self.poison_losses)
+        wrap(Engine, "backward", self.poison_gradients)
+        wrap(Engine, "step", self.poison_scale)
 
-    def poison_steps(self) -> None:
+    def find(self, train_step: Callable[..., None], run: Trainer, phase: TrainingPhase, *given: Any) -> None:
         """Finds the bad ones."""
-        train_step = Trainer.train_step
+        state, here = run.state, run.context.world.rank == 1 or self.what == "collapse"
+        number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
+        self.now, self.micro = here and phase.number == 0 and number == self.number, 0
+        train_step(run, phase, *given)
+        send(signal.SIGKILL, state.step == self.die_at)
 
-        def find(trainer: Trainer, phase: TrainingPhase, batches: PretrainingBatches, waited: float) -> None:
-            state, here = trainer.state, trainer.context.world.rank == 1 or self.what == "collapse"
-            number = phase.batch_number(state.phase_step) if self.follows == "batch" else state.phase_step
-            self.now, self.micro = here and phase.number == 0 and number == self.number, 0
-            train_step(trainer, phase, batches, waited)
-            send(signal.SIGKILL, state.step == self.die_at)
+    def poison_losses(self, forward: Callable[..., Any], *given: Any) -> Any:
+        losses = forward(*given)
+        self.micro += 1
+        factor = math.nan if self.what == "loss" and self.micro == 2 else 5.0 if self.what == "leap" else 1.0
+        return losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
 
-        replace(Trainer, "train_step", find)
+    def poison_gradients(self, backward: Callable[..., None], engine: Engine, loss: Tensor, **more: Any) -> None:
+        if self.now and self.what == "gradient":
+            loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
+        backward(engine, loss, **more)
 
-    def poison_losses(self) -> None:
-        forward = Engine.forward
-
-        def poisoned(engine: Engine, batch: Any) -> Any:
-            losses = forward(engine, batch)
-            self.micro += 1
-            factor = math.nan if self.what == "loss" and self.micro == 2 else 5.0 if self.what == "leap" else 1.0
-            return losses._replace(masked=losses.masked * factor) if self.now and factor != 1 else losses
-
-        replace(Engine, "forward", poisoned)
-
-    def poison_gradients(self) -> None:
-        backward = Engine.backward
-
-        def poisoned(engine: Engine, loss: Tensor, **more: Any) -> None:
-            if self.now and self.what == "gradient":
-                loss.register_hook(lambda gradient: gradient * math.nan)  # type: ignore[no-untyped-call]
-            backward(engine, loss, **more)
-
-        replace(Engine, "backward", poisoned)
-
-    def poison_scale(self) -> None:
-        step = Engine.step
-
-        def collapse() -> None:
-            raise Exception(COLLAPSED)
-
-        def poisoned(engine: Engine, learning_rate: float) -> None:
-            if self.now and self.what == "collapse":
-                engine.deepspeed.step = collapse
-            step(engine, learning_rate)
-
-        replace(Engine, "step", poisoned)
+    def poison_scale(self, step: Callable[..., None], engine: Engine, learning_rate: float) -> None:
+        if self.now and self.what == "collapse":
+            engine.deepspeed.step = Mock(side_effect=Exception(COLLAPSED))
+        step(engine, learning_rate)

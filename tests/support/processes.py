@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
 import re
@@ -22,7 +23,10 @@ from typing import Any
 import pytest
 from support.commands import wait_for as wait_for
 from support.rank_server import ROOT as ROOT
-from support.rank_server import Order, rank_server
+from support.rank_server import Order, ask_server
+
+from data_prep.common.launchers import World, find_world
+from data_prep.common.supervision import exit_now
 
 LAUNCHERS = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "TORCHELASTIC_")
 """how the names of launchers' variables begin"""
@@ -70,7 +74,7 @@ class Run:
     def goes_on(self, *ranks: int) -> bool:
         """Whether any of these ranks has not ended, by default any of all."""
         if going := [pid for pid in self.pids if pid not in self._codes]:
-            self._codes |= rank_server().codes(going)
+            self._codes |= ask_server(going)
         return any(self.pids[rank] not in self._codes for rank in ranks or range(len(self.pids)))
 
     def signal(self, number: int, *ranks: int) -> None:
@@ -137,7 +141,7 @@ def start(
         variables = {**rank_environment(rank, ranks, port), **(environment or {})}
         for name in () if launched else LAUNCHED:
             del variables[name]
-        pids.append(rank_server().start(Order(call, variables, sys.path, folder / str(rank))))
+        pids.append(ask_server(Order(call, variables, sys.path, folder / str(rank))))
     RUNS.append(Run(folder, pids))
     return RUNS[-1]
 
@@ -153,19 +157,10 @@ def end_runs() -> None:
 def rank_environment(rank: int, ranks: int, port: int) -> dict[str, str]:
     """What torchrun sets, and one thread of arithmetic."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    return {
-        **inherited,
-        "RANK": str(rank),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
-        "CLOZE_SECRET": "of these ranks",
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}",
-    }
+    told = zip(LAUNCHED, map(str, (rank, ranks, rank, ranks, "127.0.0.1", port)), strict=True)
+    own = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CLOZE_SECRET": "of these ranks"}
+    own["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
+    return {**inherited, **dict(told), **own}
 
 
 def spawn(
@@ -213,8 +208,51 @@ def run_program(entry: str, words: Sequence[str], folder: Path, seconds: float =
     return alone.wait(seconds)[0]
 
 
+def take_part(
+    work: Callable[[World], object], patience: float = 300.0, run: Path | None = None, folder: Path | None = None
+) -> object:
+    """One rank's life, as an entry leads it: it meets the others, works, and ends as its work ends."""
+    from pretraining.processes.ending import Ending  # which loads PyTorch
+    from pretraining.processes.group import choose_device, connect, disconnect
+
+    with Ending() as ending:
+        ending.world = world = find_world(os.environ)
+        connect(world, choose_device("cpu", world), timeout=61, patience=patience, folder=folder)
+        if run is not None:
+            ending.record_in(run)
+        found = work(world)
+        disconnect()
+    if ending.code:
+        exit_now(ending.code)
+    return found
+
+
+def expect_end(done: Sequence[Done], code: int, message: str) -> None:
+    """All end with the code, and the message is on rank 0 alone, once and without a traceback."""
+    assert [rank.code for rank in done] == [code] * len(done), done
+    assert done[0].errors.count(message) == 1, done
+    assert "Traceback" not in done[0].errors
+    assert [rank.output + rank.errors for rank in done[1:]] == [""] * (len(done) - 1)
+
+
 def free_port() -> int:
     """A port on which nobody listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def made_once(own: Path, name: str, make: Callable[[Path], object]) -> Path:
+    """The folder of this name, beside the process's `own`; the process that asks first makes it, the others wait."""
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    folder, made = root / name, root / f"{name} is made"
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            if not made.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a process that failed
+                make(folder)
+                made.touch()
+        finally:  # closing does not, where a process that was forked meanwhile goes on
+            fcntl.flock(lock, fcntl.LOCK_UN)
+    return folder

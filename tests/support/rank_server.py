@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Client, Connection, Listener, wait
@@ -26,33 +25,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-MODULES = [
-    "pretraining.train",
-    "pretraining.model.bert",
-    "pretraining.model.masks",
-    "pretraining.model.piece_head",
-    "pretraining.optimizers.steps.adamw",
-    "pretraining.optimizers.steps.lamb",
-    "data_prep.vocabulary.encoders.wordpiece",
-    "support.faults",
-    "support.training",
-    "rich._emoji_codes",
-    "finetuning.run_task",
-    "finetuning.run_ner",
-    "deepspeed.module_inject.auto_ep_layer",
-    "deepspeed.runtime.superoffload.superoffload_stage3",
-    "deepspeed.runtime.zero.muon.muon_optimizer",
-    "hypothesis",
-    "pyarrow.compute",
-    "pytest",
-    "torch._dynamo",
-    "torch._subclasses.schema_check_mode",
-    "torch.profiler._cupti_monitor",
-    "torch.utils.tensorboard",
-    "transformers.models.bert.modeling_bert",
-    "typeguard",
-    "tyro._backends._tyro_backend",
-]
+MODULES = """
+pretraining.train pretraining.model.bert pretraining.model.masks pretraining.model.piece_head
+pretraining.optimizers.steps.adamw pretraining.optimizers.steps.lamb data_prep.vocabulary.encoders.wordpiece
+support.faults support.training rich._emoji_codes finetuning.run_task finetuning.run_ner
+deepspeed.module_inject.auto_ep_layer deepspeed.runtime.superoffload.superoffload_stage3
+deepspeed.runtime.zero.muon.muon_optimizer hypothesis pyarrow.compute pytest torch._dynamo
+torch._subclasses.schema_check_mode torch.profiler._cupti_monitor torch.utils.tensorboard
+transformers.models.bert.modeling_bert typeguard tyro._backends._tyro_backend
+"""
 """what runs and tests load sooner or later, where it is there"""
 ARROW = "jemalloc_bg_thd"
 """the thread of Arrow's memory, which starts it anew after a fork"""
@@ -72,39 +53,28 @@ class Order:
     """where its files `output`, `errors` and `result` go"""
 
 
-class RankServer:
-    """Speaks with the server, which all processes of a test run share; starts it where there is none."""
-
-    def __init__(self) -> None:
-        address = f"{tempfile.gettempdir()}/cloze-ranks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
-        with open(f"{tempfile.gettempdir()}/cloze-ranks.lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            try:
-                self._server = Client(address)
-            except OSError:  # none, or one that all have left
-                start_server(address)
-                self._server = Client(address)
-            fcntl.flock(lock, fcntl.LOCK_UN)  # closing does not, where a process that was forked meanwhile goes on
-        atexit.register(self._server.close)
-
-    def start(self, order: Order) -> int:
-        """Starts a rank; its process id."""
-        return int(self._ask(order))
-
-    def codes(self, pids: Sequence[int]) -> dict[int, int]:
-        """The exit codes of those that have ended; tells of each once."""
-        found: dict[int, int] = self._ask(list(pids))
-        return found
-
-    def _ask(self, question: Order | list[int]) -> Any:
-        self._server.send(question)
-        return self._server.recv()
+def ask_server(question: Order | list[int]) -> Any:
+    """Starts a rank, and returns its process id; or returns the exit codes of those of these ranks that have ended, of
+    each once."""
+    server = reach_server()
+    server.send(question)
+    return server.recv()
 
 
 @functools.cache
-def rank_server() -> RankServer:
-    """The server of this test run."""
-    return RankServer()
+def reach_server() -> Connection:
+    """Reaches the server, which all processes of a test run share; starts it where there is none."""
+    address = f"{tempfile.gettempdir()}/cloze-ranks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+    with open(f"{tempfile.gettempdir()}/cloze-ranks.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            server = Client(address)
+        except OSError:  # none, or one that all have left
+            start_server(address)
+            server = Client(address)
+        fcntl.flock(lock, fcntl.LOCK_UN)  # closing does not, where a process that was forked meanwhile goes on
+    atexit.register(server.close)
+    return server
 
 
 def start_server(address: str) -> None:
@@ -167,7 +137,7 @@ def prepare() -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # while modules load, each collection goes through all that there are
-    for name in MODULES:
+    for name in MODULES.split():
         with suppress(ModuleNotFoundError):  # not every torch and DeepSpeed has each of them
             importlib.import_module(name)
     loaded = [name for name in sys.modules if name.startswith("benchmarks")]

@@ -1,4 +1,4 @@
-"""Folders of runs for tests: what job scripts note in them, runs that go on, and how they are shown."""
+"""Folders of runs for tests: what job scripts note in them, runs that go on, status.py, and a pretended queue."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import io
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
+from support.commands import write_program
 
 from cluster.panels import build_panel
 from cluster.runs import JOBS, Queue, RunStatus, read_notes, read_run
+from cluster.status import main
 from data_prep.common.codes import ENDED
 from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE
@@ -66,3 +70,33 @@ def make_running(run: Path) -> None:
 def strip(text: str) -> str:
     """The text without the blanks at the ends of its lines."""
     return re.sub(r" +$", "", text, flags=re.MULTILINE)
+
+
+@pytest.fixture
+def look(capsys: pytest.CaptureFixture[str]) -> Look:
+    """Calls the command, which must end well, and returns what it prints."""
+
+    def call(*words: object) -> str:
+        assert main([str(word) for word in words]) == 0
+        return capsys.readouterr().out
+
+    return call
+
+
+@pytest.fixture
+def run(straight: Path, tmp_path: Path) -> Path:
+    """A finished run, to be changed."""
+    return shutil.copytree(straight, tmp_path / "runs" / "one")
+
+
+@pytest.fixture
+def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
+    """Puts a program called squeue on the path; returns the file in which it notes its arguments."""
+
+    def pretend(does: str) -> Path:
+        folder = tmp_path / "bin"
+        write_program(folder / "squeue", f'echo "$@" >> {folder / "calls"}\n{does}')
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        return folder / "calls"
+
+    return pretend

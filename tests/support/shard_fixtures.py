@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.processes import made_once
 from support.shards import make_shards
-from support.sharing import made_once
 
 from data_prep.shards import Manifest
 from pretraining.data.dataset import Dataset

@@ -1,4 +1,4 @@
-"""Training runs of seconds, for tests: a small corpus, a small recipe, and the real command."""
+"""Training runs of seconds, for tests: a small corpus, recipes and what is wrong with them, and the real command."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
 
 from data_prep.common.codes import ENDED
+from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import FOLDER, list_finished
+from pretraining.config.overrides import load_recipe
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
@@ -247,3 +249,45 @@ def everything(run: Path) -> dict[Path, bytes]:
 def contents(folder: Path) -> dict[str, bytes]:
     """Its files."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+PLAIN = """
+[model]
+size = "tiny"
+
+[[phases]]
+name = "one"
+length = 128
+batch = 64
+micro_batch = 16
+steps = 100
+learning_rate = 1e-3
+warmup = 0.1
+
+[[phases]]
+name = "two"
+length = 512
+batch = 32
+micro_batch = 8
+steps = 20
+"""
+
+TAKE_WHAT_FITS = ("bert_base", "bert_large", "roberta", "gpt", "modern", "adapt")
+"""How the names of our recipes begin whose micro-batches are "auto"; the others are for two CPU cores."""
+
+
+def write_plain(folder: Path) -> Path:
+    path = folder / "plain.toml"
+    path.write_text(PLAIN)
+    return path
+
+
+def faults(path: Path, *overrides: str, **known: Any) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        load_recipe(path, overrides, **known)
+    return str(caught.value).splitlines()
+
+
+def completing(path: Path) -> list[str]:
+    """What the command must say besides for a recipe of the house: a model, where the base model gives its sizes."""
+    return ["--model.size", "base"] if path.stem == "adapt" else []

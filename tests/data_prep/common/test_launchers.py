@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 from support.commands import assert_refusal
-from support.processes import ROOT
 
+from data_prep.common import supervision
 from data_prep.common.codes import Code
 from data_prep.common.launchers import World, expand_tasks, find_world, first_node, missing_tasks
 
@@ -89,25 +85,25 @@ def test_mpirun_on_several_machines_says_how_to_find_rank_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "message"),
+    ("environment", "more", "message"),
     [
-        ({"RANK": "0"}, "WORLD_SIZE is not set"),
-        ({"WORLD_SIZE": "2"}, "RANK is not"),
-        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": ""}, "LOCAL_WORLD_SIZE or LOCAL_SIZE is not set"),
-        ({**TORCHRUN, "RANK": "4"}, "rank 4 of 4, and 1 of 2 on this machine, cannot be"),
-        ({**TORCHRUN, "LOCAL_RANK": "2"}, "and 2 of 2 on this machine, cannot be"),
-        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "8"}, "and 1 of 8 on this machine, cannot be"),
-        ({**TORCHRUN, "RANK": "one"}, "RANK='one' is no whole number"),
-        ({"RANK": "1", "WORLD_SIZE": "1"}, "rank 1 of 1, and 0 of 1"),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "nor what says how many ranks"),
-        ({**STEP, "SLURM_LOCALID": ""}, "SLURM_LOCALID is not set"),
-        ({"PMI_SIZE": "abc"}, "^PMI_SIZE='abc'"),
-        ({"WORLD_SIZE": "abc"}, "^WORLD_SIZE='abc'"),
+        ({}, "RANK=0", "WORLD_SIZE is not set"),
+        ({}, "WORLD_SIZE=2", "RANK is not"),
+        ({}, "RANK=0 WORLD_SIZE=2", "MASTER_ADDR"),
+        (TORCHRUN, "LOCAL_WORLD_SIZE=", "LOCAL_WORLD_SIZE or LOCAL_SIZE is not set"),
+        (TORCHRUN, "RANK=4", "rank 4 of 4, and 1 of 2 on this machine, cannot be"),
+        (TORCHRUN, "LOCAL_RANK=2", "and 2 of 2 on this machine, cannot be"),
+        (TORCHRUN, "LOCAL_WORLD_SIZE=8", "and 1 of 8 on this machine, cannot be"),
+        (TORCHRUN, "RANK=one", "RANK='one' is no whole number"),
+        ({}, "RANK=1 WORLD_SIZE=1", "rank 1 of 1, and 0 of 1"),
+        ({}, "PMI_RANK=0 PMI_SIZE=2", "nor what says how many ranks"),
+        (STEP, "SLURM_LOCALID=", "SLURM_LOCALID is not set"),
+        ({}, "PMI_SIZE=abc", "^PMI_SIZE='abc'"),
+        ({}, "WORLD_SIZE=abc", "^WORLD_SIZE='abc'"),
     ],
 )
-def test_what_cannot_be_is_refused(environment: dict[str, str], message: str) -> None:
-    assert_refusal(message, find_world, environment)
+def test_what_cannot_be_is_refused(environment: dict[str, str], more: str, message: str) -> None:
+    assert_refusal(message, find_world, environment | variables(more))
 
 
 def test_the_first_node_of_a_list_and_tasks_per_node() -> None:
@@ -119,9 +115,13 @@ def test_the_first_node_of_a_list_and_tasks_per_node() -> None:
     assert_refusal("not understood", expand_tasks, "many")
 
 
-def test_preparation_names_a_variable_that_is_no_number() -> None:
-    command = [sys.executable, "data_prep/shard.py", "--docs", "anything"]
-    wrong = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "x"}
-    said = subprocess.run(command, env=os.environ | wrong, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert said.returncode == Code.CURE
-    assert said.stderr.startswith("error: OMPI_COMM_WORLD_RANK=")
+def test_preparation_names_a_variable_that_is_no_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "x")
+    monkeypatch.setattr(supervision, "_fork", pytest.fail)
+    with pytest.raises(SystemExit) as ended:
+        supervision.continue_in_child()
+    assert ended.value.code == Code.CURE
+    assert capsys.readouterr().err.startswith("error: OMPI_COMM_WORLD_RANK=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,9 +32,9 @@ def test_what_the_same_command_made_of_the_same_source_is_renewed(source: Path, 
     other.write_text("text")
     make(out, source)
     make(out, source, content=b"again")
-    assert out.read_bytes() == b"again"
     for command, read in (("other.py", source), ("make.py", other)):
         assert_refusal(r"out\.txt: exists.*--replace", make, out, read, command)
+    assert out.read_bytes() == b"again"
     out.write_bytes(b"edited")
     assert_refusal("exists", make, out, source)
     assert out.read_bytes() == b"edited"
@@ -61,11 +62,11 @@ def test_a_link_that_leads_nowhere_and_a_folder_are_something_too(source: Path, 
     make(tmp_path / "empty", source)
 
 
-@pytest.mark.parametrize("name", ["/", ".", ""])
-def test_places_are_files_with_names(name: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_places_are_files_with_names(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
-    assert_refusal("the root of all folders" if name == "/" else "a folder; name a file", make, Path(name), source)
+    for name, told in (("/", "the root of all folders"), (".", "a folder; name a file"), ("", "a folder; name a file")):
+        assert_refusal(told, make, Path(name), source)
 
 
 def test_what_is_read_may_be_called_as_something_unfinished(source: Path, tmp_path: Path) -> None:
@@ -95,21 +96,19 @@ def test_what_an_interrupted_command_began_it_makes_anew(killed: bool, source: P
     process.start()
     process.join()
     assert process.exitcode == (-signal.SIGKILL if killed else 1)
-    with making(places, "make.py", [source]), replacing(places[1]) as file:
-        file.write(b"made")
+    with making(places, "make.py", [source]):
+        places[1].write_text("made")
     with pytest.raises(UserError, match="exists"), making([*places, tmp_path / "mine"], "make.py", [source]):
         pass
 
 
-@pytest.mark.parametrize("name", ["file/out", "file/in/out", "link/out"])
-def test_a_place_in_a_file_is_refused_before_anything_is_made(source: Path, tmp_path: Path, name: str) -> None:
+def test_a_place_in_a_file_is_refused_before_anything_is_made(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("nowhere")
-    obstacle = tmp_path / Path(name).parts[0]
-    wanted = f"--out {tmp_path / name}: cannot be written: {obstacle} is not a folder; name another"
-    with pytest.raises(UserError) as caught, making([tmp_path / name], "make.py", [source]):
-        pytest.fail("it has begun")
-    assert str(caught.value) == wanted
+    for name in ("file/out", "file/in/out", "link/out"):
+        told = f"--out {tmp_path / name}: cannot be written: {tmp_path / name[:4]} is not a folder; name another"
+        with pytest.raises(UserError, match=f"^{re.escape(told)}$"), making([tmp_path / name], "make.py", [source]):
+            pytest.fail("it has begun")
 
 
 def test_pipes_and_devices_are_written_as_they_are(source: Path, tmp_path: Path) -> None:

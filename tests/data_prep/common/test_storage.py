@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import itertools
 import os
 import re
 import signal
-import subprocess
 import sys
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -19,7 +23,11 @@ from support.commands import assert_refusal, start
 from data_prep.common import files
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import VARIABLE, wait_for_storage
+from data_prep.common.hub import find_folder
 from data_prep.common.locks import locked
+from data_prep.readers.listing import list_files
+from data_prep.readers.reader import Problems
+from data_prep.vocabulary.source import find_vocabulary_folder
 
 
 class Disk:
@@ -38,6 +46,9 @@ class Disk:
             raise DamageError("cannot be read") from error
 
 
+MISSING = FileNotFoundError(errno.ENOENT, "missing")
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PAUSE", 0.01)
@@ -50,48 +61,28 @@ def test_a_lost_file_system_is_awaited(error: Exception, tmp_path: Path, capsys:
     assert capsys.readouterr().err.count(f"{tmp_path}: gone, or cannot be reached") == 1
 
 
-@pytest.mark.parametrize("more", [{}, {"usual": 0}], ids=["all is there", "a path was mistyped"])
-def test_what_is_wrong_while_all_is_there_or_never_was_is_told_at_once(tmp_path: Path, more: dict[str, int]) -> None:
-    """Without a job around it, a start waits for nothing that nobody has seen before."""
-    disk = Disk(OSError(errno.ENOENT, "missing"), times=3)
+@pytest.mark.parametrize(
+    ("place", "seconds", "more", "asks"),
+    [(".", "9", {}, 1), ("nowhere", None, {"usual": 0}, 1), ("nowhere", "0.05", {}, 2)],
+)
+def test_what_was_there_is_awaited_for_some_time(
+    place: str, seconds: str | None, more: Any, asks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All is there, or a path was mistyped: without a job around it, a start waits for nothing that it has not seen."""
+    if seconds is not None:
+        monkeypatch.setenv(VARIABLE, seconds)
+    clock = itertools.count(0.0, 0.04)
+    monkeypatch.setattr(files, "time", SimpleNamespace(monotonic=clock.__next__, sleep=lambda _: None))
+    disk = Disk(MISSING, times=10**9)
     with pytest.raises(DamageError):
-        wait_for_storage(disk.read, tmp_path / "nowhere" if more else tmp_path, **more)
-    assert disk.asked == 1
+        wait_for_storage(disk.read, tmp_path / place, **more)
+    assert disk.asked == asks
 
 
-def test_after_some_time_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "0.1")
-    disk = Disk(OSError(errno.ENOENT, "missing"), times=10**9)
-    with pytest.raises(DamageError):
-        wait_for_storage(disk.read, tmp_path / "nowhere")
-    assert disk.asked > 1
-
-
-@pytest.mark.parametrize("given", ["5m", "nan", "-1"])
-def test_a_time_that_is_none_is_named(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, given)
-    assert_refusal(f"{VARIABLE}={given}: give seconds", wait_for_storage, tmp_path.stat, tmp_path)
-
-
-NOBODY = 65534
-ASK = """
-import os, sys
-from pathlib import Path
-from data_prep.common.errors import UserError
-from data_prep.common.hub import find_folder
-from data_prep.readers.listing import list_files
-from data_prep.readers.reader import Problems
-from data_prep.vocabulary.source import find_vocabulary_folder
-os.setgid({id}); os.setuid({id})
-place = sys.argv[1]
-asked = (lambda: find_folder(place, ()), lambda: find_vocabulary_folder(Path(place)),
-         lambda: list_files([place], None, Problems("fail")))
-for ask in asked:
-    try:
-        ask()
-    except UserError as error:
-        print(error)
-"""
+def test_a_time_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given in ("5m", "nan", "-1"):
+        monkeypatch.setenv(VARIABLE, given)
+        assert_refusal(f"{VARIABLE}={given}: give seconds", wait_for_storage, tmp_path.stat, tmp_path)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user is needed, whom only root can become")
@@ -99,16 +90,23 @@ def test_a_folder_that_may_not_be_entered(tmp_path: Path) -> None:
     place = tmp_path / "own" / "model"
     place.mkdir(parents=True)
     (tmp_path / "own").chmod(0o700)
-    command = [sys.executable, "-c", ASK.format(id=NOBODY), str(place)]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert len(said) == 3
-    for line in said:
-        assert str(place) in line
-        assert "permission denied" in line
-        assert "no such" not in line
+
+    def ask_as_nobody() -> None:
+        os.setgid(65534)
+        os.setuid(65534)
+        finders = partial(find_folder, str(place), ()), partial(find_vocabulary_folder, place)
+        for find in (*finders, partial(list_files, [str(place)], None, Problems("fail"))):
+            with pytest.raises(UserError) as caught:
+                find()
+            told = str(caught.value)
+            assert (str(place) in told, "permission denied" in told, "no such" in told) == (True, True, False)
+
+    process = get_context("fork").Process(target=ask_as_nobody)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
-REFUSAL = "{owner} is at work here\nwait for its end"
 HOLD = """
 import os, sys, time
 from pathlib import Path
@@ -119,70 +117,46 @@ with locked(Path(sys.argv[1]), "--run x", "taken"):
         print(child, flush=True)
     time.sleep(60)
 """
+"""Holds a lock, and has forked a child."""
 
 
-def hold(path: Path) -> tuple[subprocess.Popen[str], int]:
-    """Starts a process that holds the lock; returns it with the number of a child that it has forked."""
-    process = start([sys.executable, "-c", HOLD, str(path), str(ROOT)])
-    assert process.stdout is not None
-    return process, int(process.stdout.readline())
-
-
-def refused(path: Path) -> str:
-    """Asks for a lock that it does not get; returns what is said."""
-    with pytest.raises(UserError) as caught, locked(path, "--run x", REFUSAL):
-        pass
-    return str(caught.value)
-
-
-def kill(process: subprocess.Popen[str], *children: int) -> None:
-    for number in (process.pid, *children):
-        os.kill(number, signal.SIGKILL)
-    process.wait()
+def take(path: Path) -> bool:
+    """Takes a lock for a moment; returns whether it protects."""
+    with locked(path, "--run x", "{owner} is at work here\nwait for its end") as protected:
+        assert path.read_text().startswith(f"process {os.getpid()} on ")
+        return protected
 
 
 def test_a_second_holder_is_refused_until_the_first_is_killed_though_its_child_lives_on(tmp_path: Path) -> None:
     lock = tmp_path / "run" / "lock"
-    process, child = hold(lock)
-    said = rf"--run x: process {process.pid} on \S+ is at work here\nwait for its end"
-    assert re.fullmatch(said, refused(lock))
-    kill(process)
-    with locked(lock, "--run x", REFUSAL) as protected:
-        assert protected
-        assert lock.read_text().startswith(f"process {os.getpid()} on ")
+    with pytest.raises(KeyboardInterrupt), locked(lock, "", ""):
+        raise KeyboardInterrupt  # the lock ends with the block
+    process = start([sys.executable, "-c", HOLD, str(lock), str(ROOT)])
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    assert_refusal(rf"^--run x: process {process.pid} on \S+ is at work here\nwait for its end$", take, lock)
+    process.kill()
+    process.wait()
+    assert take(lock)
     os.kill(child, signal.SIGKILL)
 
 
-def test_the_lock_ends_where_its_block_does(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), locked(tmp_path / "lock", "--run x", REFUSAL):
-        raise KeyboardInterrupt
-    process, child = hold(tmp_path / "lock")
-    kill(process, child)
-
-
-def test_an_owner_that_has_not_named_itself_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "lockf", refusing(errno.EACCES))
-    assert "--run x: another process is at work here" in refused(tmp_path / "lock")
-
-
-@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    monkeypatch.setattr(fcntl, "lockf", refusing(number))
-    with locked(tmp_path / "lock", "--run x", REFUSAL) as protected:
-        assert not protected
-
-
-def refusing(number: int) -> object:
-    return Mock(side_effect=OSError(number, os.strerror(number)))
+    """With EACCES, another process has the lock, which has not named itself."""
+    monkeypatch.setattr(fcntl, "lockf", Mock(side_effect=OSError(number, "")))
+    if number == errno.EACCES:
+        assert_refusal("--run x: another process is at work here", take, tmp_path / "lock")
+    else:
+        assert not take(tmp_path / "lock")
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "notes").write_text("of somebody")
     (tmp_path / "link").symlink_to("notes")
-    assert "--run x: cannot be written: link is a symbolic link" in refused(tmp_path / "link")
     obstacle = f"{tmp_path / 'notes'} is not a folder; name another"
-    for name in ("notes", "notes/run"):
-        assert f"--run x: cannot be written: {obstacle}" in refused(tmp_path / name / "lock")
+    for name, why in (("link", "link is a symbolic link"), ("notes/lock", obstacle), ("notes/run/lock", obstacle)):
+        assert_refusal(f"--run x: cannot be written: {re.escape(why)}", take, tmp_path / name)
     assert (tmp_path / "notes").read_text() == "of somebody"
-    monkeypatch.setattr(os, "ftruncate", refusing(errno.ENOSPC))
-    assert "--run x: cannot be written: No space left on device" in refused(tmp_path / "lock")
+    monkeypatch.setattr(os, "ftruncate", Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    assert_refusal("--run x: cannot be written: No space left on device", take, tmp_path / "lock")

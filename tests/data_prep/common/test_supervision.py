@@ -1,4 +1,6 @@
-"""A command ends when its user wants it to, whatever it is busy with, and leaves no process behind."""
+"""A command ends when its user wants it to, whatever it is busy with, and leaves no process behind.
+
+A rank of mpirun works in a child, which hears the signals, ends as the rank would have, and is not killed with it."""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -36,9 +39,10 @@ READY = "print(os.getpid(), flush=True); "
 DEAF = "sum(range(10**12))"  # holds Python's lock, and its handlers back, for hours
 
 
-def begin(body: str) -> tuple[subprocess.Popen[str], int]:
-    """Starts a command; returns it with the number of its child that does the work."""
-    process = start([sys.executable, "-c", PROGRAM.replace("BODY", body if READY in body else READY + body)])
+def begin(body: str, *words: str) -> tuple[subprocess.Popen[str], int]:
+    """Starts a command, maybe by words before it; returns it with the number of its child that does the work."""
+    program = PROGRAM.replace("BODY", body if READY in body else READY + body)
+    process = start([sys.executable, *words, "-c", program], stdin=subprocess.PIPE)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
 
@@ -62,16 +66,11 @@ FAULT = f"""try:
             {READY}time.sleep(100)
         except KeyboardInterrupt:
             raise SystemError("returned a result with an exception set")"""
+"""As compiled code may make it of an interruption."""
+TOLD = "\ninterrupted; the same command continues where it stopped\n"
 
 
-@pytest.mark.parametrize(
-    ("body", "polite", "said"),
-    [
-        ("time.sleep(100)", True, ""),
-        (FAULT, False, "\ninterrupted; the same command continues where it stopped\n"),  # as compiled code may make it
-    ],
-    ids=["in its own way", "by an error"],
-)
+@pytest.mark.parametrize(("body", "polite", "said"), [("time.sleep(100)", True, ""), (FAULT, False, TOLD)])
 def test_what_can_be_interrupted_ends_with_130(body: str, polite: bool, said: str) -> None:
     process, _ = begin(body)
     process.send_signal(signal.SIGINT)
@@ -81,11 +80,10 @@ def test_what_can_be_interrupted_ends_with_130(body: str, polite: bool, said: st
 
 def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once() -> None:
     process, worker = begin("time.sleep(100)")
-    for _ in range(3):
-        for number in (signal.SIGINT, signal.SIGTERM):
-            for member in (worker, process.pid):
-                with suppress(ProcessLookupError):  # it may have ended by the press before
-                    os.kill(member, number)
+    for number in 3 * (signal.SIGINT, signal.SIGTERM):
+        for member in (worker, process.pid):
+            with suppress(ProcessLookupError):  # it may have ended by the press before
+                os.kill(member, number)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert output.count("polite") <= 1
@@ -96,14 +94,10 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
 def test_a_process_that_ignores_signals_as_under_nohup_goes_on_and_ends() -> None:
     ignore = "\n".join(f"signal.signal(signal.{name}, signal.SIG_IGN)" for name in ("SIGINT", "SIGHUP", "SIGCHLD"))
     code = f"import os, signal, sys\n{ignore}\nos.execv(sys.executable, sys.argv[1:])"
-    program = PROGRAM.replace("BODY", f"{READY}time.sleep(1)\n        print('done', flush=True)")
-    process = start([sys.executable, "-c", code, sys.executable, "-c", program])
-    assert process.stdout is not None
-    process.stdout.readline()
+    process, _ = begin(f"{READY}print(input())", "-c", code, sys.executable)
     for number in (signal.SIGINT, signal.SIGHUP):
         process.send_signal(number)
-    assert "done" in process.communicate(timeout=30)[0]
-    assert process.returncode == 0
+    assert (process.communicate("done\n", timeout=30)[0], process.returncode) == ("done\n", 0)
 
 
 def test_a_main_process_killed_from_outside_is_told() -> None:
@@ -111,27 +105,28 @@ def test_a_main_process_killed_from_outside_is_told() -> None:
     os.kill(worker, signal.SIGKILL)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 2
-    assert "error: the main process was killed from outside with SIGKILL, often because memory ran out" in errors
-    assert "run the same command again to continue where it stopped" in errors
+    assert (
+        "error: the main process was killed from outside with SIGKILL, often because memory ran out\nrun the" in errors
+    )
 
 
 def test_no_child_outlives_a_process_that_was_killed_while_it_watched() -> None:
     process, worker = begin(DEAF)
     process.kill()
     process.communicate()
-    wait_for(lambda: has_ended(worker), 5)
+    wait_for(lambda: has_ended(worker))
+
+
+BUSY_THREAD = "import threading; threading.Thread(target=time.sleep, args=[100]).start(); return 2"
+CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
 
 
 @pytest.mark.parametrize(
     ("body", "code", "said"),
     [
-        ("return 3", 3, ""),
-        ("sys.exit(4)", 4, ""),
-        ("sys.exit('why')", 1, "why\n"),
-        ("sys.exit()", 0, ""),
-        ("raise ValueError('a bug')", 1, "ValueError: a bug"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", 1, "the main process crashed with SIGSEGV"),
-        ("import threading; threading.Thread(target=time.sleep, args=[100]).start(); return 2", 2, ""),
+        *(("return 3", 3, ""), ("sys.exit(4)", 4, ""), ("sys.exit('why')", 1, "why\n"), ("sys.exit()", 0, "")),
+        *(("raise ValueError('a bug')", 1, "ValueError: a bug"), (BUSY_THREAD, 2, "")),
+        (CRASH, 1, "the main process crashed with SIGSEGV"),
     ],
 )
 def test_a_command_ends_with_the_code_of_its_main_function(body: str, code: int, said: str) -> None:
@@ -151,3 +146,67 @@ def test_of_several_ranks_only_the_first_tells_that_it_was_interrupted(
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", rank)
     assert tell_interruption() == 130
     assert capsys.readouterr().err.count("interrupted") == told
+
+
+# Ranks of mpirun
+
+RANK = """
+import os, signal, sys, time
+from data_prep.common.supervision import outlive_mpirun
+
+heard, parent = sys.argv[1], os.getpid()
+outlive_mpirun()
+
+def hear(number, _):
+    with open(heard + ".new", "w") as file:
+        file.write(signal.Signals(number).name)
+    os.rename(heard + ".new", heard)  # so that nobody sees it empty
+    os._exit(3)
+
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    signal.signal(number, hear)
+print(os.getpid(), parent, flush=True)
+exec(sys.argv[2])
+"""
+
+
+def begin_rank(heard: Path, act: str = "time.sleep(60)", **variables: str) -> tuple[subprocess.Popen[str], int, int]:
+    """Starts a rank of mpirun; returns it with the numbers of the process that works and of the one that waits."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_COMM_WORLD_SIZE": "1", **variables}
+    command = [sys.executable, "-c", RANK, str(heard), act]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    child, parent = map(int, process.stdout.readline().split())
+    process.stdout.close()
+    return process, child, parent
+
+
+@pytest.mark.parametrize(("act", "code"), [("os._exit(75)", 75), ("os.kill(os.getpid(), signal.SIGKILL)", -9)])
+def test_the_exit_code_of_a_rank_is_passed_on(tmp_path: Path, act: str, code: int) -> None:
+    assert begin_rank(tmp_path / "heard", act)[0].wait(30) == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+def test_signals_are_passed_on_to_a_rank(tmp_path: Path, number: signal.Signals) -> None:
+    process, _, _ = begin_rank(tmp_path / "heard")
+    process.send_signal(number)
+    assert process.wait(30) == 3
+    assert (tmp_path / "heard").read_text() == number.name
+
+
+def test_a_rank_outlives_the_kill_of_its_process_group(tmp_path: Path) -> None:
+    """As mpirun kills; the child hears of it by SIGTERM."""
+    process, child, parent = begin_rank(tmp_path / "heard")
+    assert child != parent == process.pid
+    os.killpg(process.pid, signal.SIGKILL)
+    assert process.wait(30) == -signal.SIGKILL
+    wait_for((tmp_path / "heard").exists)
+    assert (tmp_path / "heard").read_text() == "SIGTERM"
+
+
+@pytest.mark.parametrize(("variables", "alone"), [({"TORCHELASTIC_RUN_ID": "none"}, True), ({"RANK": "0"}, False)])
+def test_without_mpirun_there_is_no_child(tmp_path: Path, variables: dict[str, str], alone: bool) -> None:
+    """Nor under torchrun that mpirun has started; a RANK that somebody has set by hand says nothing of that."""
+    process, child, parent = begin_rank(tmp_path / "heard", "os._exit(0)", **variables)
+    assert (child == parent) == alone
+    assert process.wait(30) == 0

@@ -41,10 +41,10 @@ def system(tmp_path: Path) -> Path:
 def limit(folder: Path, most: str, used: int, cache: int, version: int) -> None:
     """Gives a group of processes a limit."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-    (folder / names[0]).write_text(f"{most}\n")
-    (folder / names[1]).write_text(f"{used}\n")
-    (folder / "memory.stat").write_text(f"anon 5\n{'' if version == 2 else 'total_'}inactive_file {cache}\n")
+    limit, usage, total = ("max", "current", "") if version == 2 else ("limit_in_bytes", "usage_in_bytes", "total_")
+    texts = {limit: most, usage: used, "stat": f"anon 5\n{total}inactive_file {cache}"}
+    for name, text in texts.items():
+        (folder / f"memory.{name}").write_text(f"{text}\n")
 
 
 def found(system: Path) -> int | None:
@@ -75,7 +75,7 @@ from pathlib import Path
 from data_prep.common.workers import open_workers
 if __name__ == "__main__":
     with open_workers(2, "json") as workers:
-        list(workers.run(time.sleep, [0.3] * 6))
+        list(workers.run(time.sleep, [0.05] * 8))
         os.killpg(0, signal.SIGKILL)
 """
 

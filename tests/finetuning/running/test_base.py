@@ -14,12 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.base_models import write_bert
+from support.base_models import HEADS, MNLI, compute_logits, task_weights, write_bert
 from support.commands import refusal
 from support.hub import downloads, publish_model, read_settings_anew
-from support.processes import start
-from support.ranks import take_part
-from support.task_models import HEADS, MNLI, compute_logits, task_weights
+from support.processes import start, take_part
 from support.transformers_models import PIECES, SHAPE, same, their_model
 from support.website import Site
 from transformers import BertForQuestionAnswering, BertForSequenceClassification

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from support.base_models import MNLI, task_weights
 from support.marks import slow
 from support.processes import spawn
-from support.task_models import MNLI, task_weights
 from support.training import connect_ranks
 from support.transformers_models import SHAPE
 

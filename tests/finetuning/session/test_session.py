@@ -19,9 +19,9 @@ import pytest
 import torch
 from rich.table import Table
 from safetensors.torch import load_file
+from support.base_models import task_weights
 from support.finetuning import RECIPE, Toy, Tune, changed, results
 from support.squad import article, item, write_squad
-from support.task_models import task_weights
 from support.transformers_models import PIECES, SHAPE
 
 from data_prep.common.files import write_json

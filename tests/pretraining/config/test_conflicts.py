@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from support.recipes import PLAIN, faults, write_plain
-from support.training import Place
+from support.training import PLAIN, Place, faults, write_plain
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from data_prep.common.errors import UserError

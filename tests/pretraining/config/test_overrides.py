@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.processes import ROOT
-from support.recipes import PLAIN, faults, write_plain
+from support.training import PLAIN, faults, write_plain
 
 from data_prep.common.errors import UserError
 from data_prep.common.reading import known_keys

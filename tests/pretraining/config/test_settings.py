@@ -9,7 +9,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from support.recipe_pages import make_pages
-from support.recipes import TAKE_WHAT_FITS, completing
+from support.training import TAKE_WHAT_FITS, completing
 
 from data_prep.common.errors import UserError
 from data_prep.common.reading import known_keys

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from support.base_models import HEADS, MNLI, compute_logits, task_weights
 from support.commands import assert_refusal
-from support.task_models import HEADS, MNLI, compute_logits, task_weights
 from support.transformers_models import PIECES, SHAPE, change_config, change_weights, same, their_model
 from torch import Tensor
 

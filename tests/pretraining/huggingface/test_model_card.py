@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import transformers
 from huggingface_hub import ModelCard, metadata_load
+from support.base_models import HEADS, TaskModel
 from support.records import SCORES
 from support.shards import make_shards
-from support.task_models import HEADS, TaskModel
 from support.transformers_models import SHAPE
 
 from data_prep.common.toml_text import read_toml

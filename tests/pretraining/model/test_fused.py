@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention import NONE
-from support.fused import either as either
-from support.fused import gradients, keys_of, same, tensors
 from support.kernels import threads
+from support.operations import either as either
+from support.operations import gradients, keys_of, same, tensors
 from support.pretraining_reference import gradient, random_batch
 from support.processes import spawn
 from torch import Tensor

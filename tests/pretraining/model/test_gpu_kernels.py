@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.fused import keys_of
 from support.marks import has_gpu, slow
+from support.operations import keys_of
 from torch import Tensor
 
 from pretraining.model import cpu_kernels, fused

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.attention import NONE
-from support.fused import either as either
-from support.fused import gradients, keys_of, same, tensors
+from support.operations import either as either
+from support.operations import gradients, keys_of, same, tensors
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from support import apex_kernels
-from support.determinism import OnlyDeterministic
 from support.lamb_reference import (
     NVIDIA,
     error,
@@ -21,6 +20,7 @@ from support.lamb_reference import (
     without_partition,
 )
 from support.marks import slow
+from support.operations import OnlyDeterministic
 from support.pretended_gpu import PretendedGpu
 from support.pretraining_reference import SMALL
 from support.processes import spawn

@@ -13,7 +13,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from support.recipes import TAKE_WHAT_FITS, completing
+from support.training import TAKE_WHAT_FITS, completing
 
 from data_prep.common.errors import UserError
 from data_prep.shards import Manifest

@@ -12,15 +12,6 @@ from pretraining.processes.beats import Beat, LapTimer, RankMonitor
 WHY = "its own output or its machine's log says why"
 
 
-def hear(monitor: RankMonitor, seconds: int, *ranks: Callable[[int], Beat]) -> list[str | None]:
-    """Its verdicts on ranks that say this in each second."""
-    verdicts = []
-    for second in range(seconds):
-        monitor.add({rank: say(second) for rank, say in enumerate(ranks)}, 1.0)
-        verdicts.append(monitor.find_failure())
-    return verdicts
-
-
 def works(second: int) -> Beat:
     return Beat(second + 1, marks=second)
 
@@ -39,6 +30,8 @@ def loses(second: int, why: str = "Connection closed") -> Beat:
 
 TIMED_OUT = "gloo: Timed out waiting 1800000ms for recv"
 GONE = "has ended, or cannot be reached any more"
+FOR_TWO = "the others wait for ranks 1, 2, which did not move for 30"
+SOMEONE = f"another rank {GONE}: Connection closed\n{WHY}"
 
 
 @pytest.mark.parametrize(
@@ -46,16 +39,11 @@ GONE = "has ended, or cannot be reached any more"
     [
         ([works, *[lambda _: Beat()] * 2], 70, 60, "ranks 1, 2 have ended"),
         ([works, dies, lambda second: works(min(second, 7))], 80, 65, "ranks 1, 2 have ended"),  # of one machine
-        ([works, lambda second: works(second // 30 * 30)], 3000, None, ""),  # a late beat alarms nobody
+        ([works, lambda second: works(second // 30 * 30)], 300, None, ""),  # a late beat alarms nobody
         ([loses, dies, lambda second: loses(min(second, 7))], 20, 10, f"rank 1 {GONE}\n{WHY}"),  # not who says so
-        ([loses, works], 20, 10, f"another rank {GONE}: Connection closed\n{WHY}"),
+        ([loses, works], 20, 10, SOMEONE),
         ([lambda second: loses(second, TIMED_OUT), hangs], 20, 10, "rank 1 did not come to where the others wait\n"),
-        (
-            [lambda second: Beat(second + 1, 2), hangs, hangs],
-            1900,
-            1801,
-            "the others wait for ranks 1, 2, which did not move for 30",
-        ),
+        ([lambda second: Beat(second + 1, 2), hangs, hangs], 1900, 1801, FOR_TWO),
         ([hangs, hangs], 1900, 1801, "no rank has moved for 30 min\n"),
         (
             [lambda second: Beat(second + 1)] * 2,
@@ -67,8 +55,10 @@ GONE = "has ended, or cannot be reached any more"
     ],
 )
 def test_what_is_said_and_when(ranks: list[Callable[[int], Beat]], seconds: int, first: int | None, told: str) -> None:
-    monitor = RankMonitor(every=1.0, silence=60.0, hang=1800.0)
-    verdicts = hear(monitor, seconds, *ranks)
+    monitor, verdicts = RankMonitor(every=1.0, silence=60.0, hang=1800.0), []
+    for second in range(seconds):
+        monitor.add({rank: say(second) for rank, say in enumerate(ranks)}, 1.0)
+        verdicts.append(monitor.find_failure())
     [*found] = {verdict for verdict in verdicts if verdict}
     assert [verdict.startswith(told) for verdict in found] == [True] * (first is not None)
     if first is not None:

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import threading
-import time
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import spawn
-from support.ranks import expect_end, take_part
+from support.processes import expect_end, spawn, take_part
 
 from data_prep.common.codes import MEANINGS, explain_code
 from data_prep.common.errors import LostError, SharedError, UnreachedError, UserError
@@ -40,53 +39,55 @@ def end_with(error: Exception | int | None, run: Path | None = None, rank: int =
         if isinstance(error, Exception):
             raise error
         if error is not None:
-            os.kill(os.getpid(), error)
-            time.sleep(5)
+            signal.raise_signal(error)
     return ending.code
 
 
 LOST = "another rank has ended, or cannot be reached any more: gone\nits own output or its machine's log says why"
-ENDS = [
-    (None, Code.DONE, "done", ""),
-    (UserError("no room"), Code.CURE, "no room", "error: no room\n"),
-    (SharedError("no shards"), Code.CURE, "no shards", "error: no shards\n"),
-    (StoppedError("saved", Decision.LIMIT), Code.STOPPED, "saved", "saved\n"),
-    (StoppedError("saved", Decision.INTERRUPT), Code.INTERRUPTED, "saved", "saved\n"),
-    (signal.SIGTERM, Code.STOPPED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
-    (signal.SIGINT, Code.INTERRUPTED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
-]
+SAVED, CTRL_C = StoppedError("saved", Decision.LIMIT), StoppedError("saved", Decision.INTERRUPT)
 
 
-@pytest.mark.parametrize(("error", "code", "reason", "message"), ENDS)
+def fail_to_write(number: int) -> UserError:
+    told = UserError("log: cannot be written")
+    told.__cause__ = OSError(number, os.strerror(number))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "reason", "message"),
+    [
+        (None, Code.DONE, "done", ""),
+        (UserError("no room"), Code.CURE, "no room", "error: no room\n"),
+        (SharedError("no shards"), Code.CURE, "no shards", "error: no shards\n"),
+        (SAVED, Code.STOPPED, "saved", "saved\n"),
+        (CTRL_C, Code.INTERRUPTED, "saved", "saved\n"),
+        (signal.SIGTERM, Code.STOPPED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
+        (signal.SIGINT, Code.INTERRUPTED, INTERRUPTION, f"\n{INTERRUPTION}\n"),
+        (fail_to_write(errno.ENOSPC), Code.CURE, "log: cannot be written", "error: log: cannot be written\n"),
+        (fail_to_write(errno.ESTALE), Code.RANK_LOST, f"log: cannot be written\n{GONE}", None),
+        (LostError("gone\nframes"), Code.RANK_LOST, LOST, None),
+    ],
+)
 def test_every_end_has_its_code_message_and_record(
     error: Exception | int | None,
     code: Code,
     reason: str,
-    message: str,
+    message: str | None,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One that is lost leaves its stack, and says where."""
     write_json(tmp_path / ENDED, {"code": 76})  # why the run ended the last time
+    monkeypatch.setenv(START, "7.1")  # of the job script
     assert end_with(error, tmp_path) == code
-    assert capsys.readouterr().err == message
+    told = f"error: {reason}\nthe stacks of the ranks that still run are in {tmp_path / STACKS}\n"
+    assert capsys.readouterr().err == (told if message is None else message)
     ended = read_json(tmp_path / ENDED)
     assert datetime.now(timezone.utc) - datetime.fromisoformat(ended.pop("time")) < timedelta(minutes=1)
-    assert ended == {"code": code, "reason": reason, "rank": 0}
-    assert [path.name for path in tmp_path.iterdir()] == [ENDED], "no stacks"
-
-
-def test_the_record_names_the_start_of_the_job_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(START, "7.1")
-    assert end_with(None, tmp_path) == Code.DONE
-    assert read_json(tmp_path / ENDED)["start"] == "7.1"
-
-
-@pytest.mark.parametrize(("number", "code"), [(errno.ESTALE, Code.RANK_LOST), (errno.ENOSPC, Code.CURE)])
-def test_storage_that_is_gone(number: int, code: Code, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = UserError("log: cannot be written")
-    told.__cause__ = OSError(number, os.strerror(number))
-    assert end_with(told, tmp_path) == code
-    assert (GONE in capsys.readouterr().err) == (code == Code.RANK_LOST)
+    assert ended == {"code": code, "reason": reason, "rank": 0, "start": "7.1"}
+    stacks = [] if message is not None else [STACKS, f"{STACKS}/rank-00000.txt"]
+    assert sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")) == [ENDED, *stacks]
 
 
 def test_a_mistake_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,14 +96,6 @@ def test_a_mistake_keeps_its_traceback(tmp_path: Path, capsys: pytest.CaptureFix
     assert errors.startswith("Traceback")
     assert errors.endswith("\nAssertionError: of ours\n")
     assert read_json(tmp_path / ENDED)["reason"] == "AssertionError: of ours"
-
-
-def test_a_rank_that_has_lost_another_leaves_its_stack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert end_with(LostError("gone\nframes"), tmp_path) == Code.RANK_LOST
-    told = f"the stacks of the ranks that still run are in {tmp_path / STACKS}"
-    assert capsys.readouterr().err == f"error: {LOST}\n{told}\n"
-    assert read_json(tmp_path / ENDED)["reason"] == LOST
-    assert [path.name for path in (tmp_path / STACKS).iterdir()] == ["rank-00000.txt"]
 
 
 @pytest.mark.parametrize(
@@ -155,23 +148,18 @@ def test_without_a_folder_an_end_leaves_nothing(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().err == f"error: {LOST}\n"
 
 
-@pytest.mark.parametrize("disk", ["refuses", "never answers"])
+@pytest.mark.parametrize("write", [lambda *_: 1 / 0, lambda *_: threading.Event().wait()], ids=["fails", "never ends"])
 def test_a_disk_hides_no_error(
-    disk: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    write: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(path: Path, _: object) -> None:
-        if disk == "refuses":
-            raise UserError(f"{path}: cannot be written")
-        threading.Event().wait()
-
     monkeypatch.setattr(ending_module, "write_json", write)
-    monkeypatch.setattr(ending_module, "WRITE_SECONDS", 0.2)
+    monkeypatch.setattr(ending_module, "WRITE_SECONDS", 0.1)
     assert end_with(UserError("no room"), tmp_path) == Code.CURE
     assert capsys.readouterr().err == "error: no room\n"
 
 
 def fail_where_no_group_can_be_left(run: Path, world: World) -> None:
-    dist.destroy_process_group = lambda: time.sleep(3600)  # type: ignore[assignment, misc]  # as NCCL's may
+    dist.destroy_process_group = threading.Event().wait  # type: ignore[assignment]  # as NCCL's may
     with Watch(world, every=0.2, run=run):
         dist.all_reduce(torch.ones(1))
         if world.rank == 1:
@@ -180,28 +168,16 @@ def fail_where_no_group_can_be_left(run: Path, world: World) -> None:
 
 
 def test_an_error_is_told_although_the_group_cannot_be_left(tmp_path: Path) -> None:
-    done = spawn(2, take_part, partial(fail_where_no_group_can_be_left, tmp_path), timeout=30)
+    done = spawn(2, take_part, partial(fail_where_no_group_can_be_left, tmp_path))
     expect_end(done, Code.CURE, "error: rank 1: no room\n")
     ended = read_json(tmp_path / ENDED)
     assert (ended["code"], ended["reason"], ended["rank"]) == (2, "no room", 1)
     assert not (tmp_path / STACKS).exists(), "of an error that says all"
 
 
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (75, "75 (saved and stopped)"),
-        (76, "76 (a rank or storage was lost)"),
-        (130, "130 (Ctrl-C)"),
-        (137, "137 (killed by SIGKILL)"),
-        (143, "143 (killed by SIGTERM)"),
-        (255, "255"),
-        (3, "3"),
-    ],
-)
-def test_a_code_is_told_with_its_meaning(code: int, words: str) -> None:
-    assert explain_code(code) == words
-
-
-def test_every_code_has_a_meaning() -> None:
+def test_a_code_is_told_with_its_meaning() -> None:
+    told = {75: "saved and stopped", 76: "a rank or storage was lost", 130: "Ctrl-C"}
+    told |= {137: "killed by SIGKILL", 143: "killed by SIGTERM"}
+    assert [explain_code(code) for code in told] == [f"{code} ({meaning})" for code, meaning in told.items()]
+    assert [explain_code(code) for code in (255, 3)] == ["255", "3"]
     assert MEANINGS.keys() == set(Code)

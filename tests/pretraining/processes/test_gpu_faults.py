@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.processes import spawn
-from support.ranks import take_part
+from support.processes import spawn, take_part
 
 from data_prep.common.files import read_json
 from data_prep.common.launchers import World
@@ -30,9 +29,7 @@ def failed(run: Path, said: str, step: int, node: str, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("said", ["unspecified launch failure", "no CUDA-capable device is detected", ECC, ADDRESS])
-def test_the_first_failure_of_a_gpu_excludes_its_node(
-    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_failure_excludes_its_node(said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(2):  # as the watch and the end of the process judge one error
         found = failed(tmp_path, said, 7, "node3", monkeypatch)
         assert found.code == Code.RANK_LOST
@@ -87,7 +84,7 @@ def work_on_a_bad_gpu(run: Path, said: str, world: World) -> None:
     ("ranks", "said", "code"), [(1, ECC, Code.RANK_LOST), (2, ECC, Code.RANK_LOST), (2, ASSERTION, Code.MISTAKE)]
 )
 def test_all_ranks_end_for_it(ranks: int, said: str, code: Code, tmp_path: Path) -> None:
-    done = spawn(ranks, partial(take_part, partial(work_on_a_bad_gpu, tmp_path, said), run=tmp_path), timeout=60)
+    done = spawn(ranks, partial(take_part, partial(work_on_a_bad_gpu, tmp_path, said), run=tmp_path))
     assert [rank.code for rank in done] == [code] * ranks, done
     assert said.splitlines()[0] in done[0].errors
     assert ("Traceback" in done[-1].errors) == (code == Code.MISTAKE)

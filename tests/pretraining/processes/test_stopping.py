@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import time
@@ -12,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from support.commands import assert_refusal
+from torch import Tensor
 
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining.processes import stopping
 from pretraining.processes.stopping import STOPPING, Control, Decision, parse_time_limit
@@ -21,27 +21,19 @@ from pretraining.processes.stopping import STOPPING, Control, Decision, parse_ti
 pytestmark = pytest.mark.usefixtures("leaves_group", "alone")
 
 TraceFunction = Callable[[FrameType, str, Any], Any]
-
-LIMITS = {
-    "90m": 5400,
-    "2h": 7200,
-    "1.5h": 5400,
-    "45s": 45,
-    "1d": 86400,
-}
+SIGINT, SIGTERM, SIGUSR1 = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1
+LIMITS = {"90m": 5400, "2h": 7200, "1.5h": 5400, "45s": 45, "1d": 86400}
 
 
 def test_how_a_time_limit_is_written() -> None:
     assert {text: parse_time_limit(text, {}) for text in LIMITS} == LIMITS
     for text in ("", "90", "m", "-2h", "2 h", "2w", "1:2:3", "1-12", "12:00:00", "tomorrow", "1e3s", "nan", "12:00h"):
-        with pytest.raises(UserError, match=f"--time-limit {text}: not understood"):
-            parse_time_limit(text, {})
+        assert_refusal(f"--time-limit {text}: not understood", parse_time_limit, text, {})
 
 
 def test_the_end_of_the_slurm_job() -> None:
-    for text in ("", "soon"):
-        assert parse_time_limit("auto", {"SLURM_JOB_END_TIME": text}) is None
-    assert parse_time_limit("auto", {}) is None
+    for environment in ({}, {"SLURM_JOB_END_TIME": ""}, {"SLURM_JOB_END_TIME": "soon"}):
+        assert parse_time_limit("auto", environment) is None
     limit = parse_time_limit("auto", {"SLURM_JOB_END_TIME": str(int(time.time()) + 1000)})
     assert limit is not None
     assert limit - (time.monotonic() - stopping.STARTED) == pytest.approx(1000, abs=60)
@@ -54,28 +46,22 @@ def test_the_clock_stops_a_run_on_whichever_rank_it_passes() -> None:
             assert control.decide(wrong=False, saving=0.1) == decision
 
 
-def raise_signals(launcher: str, *numbers: signal.Signals, apart: float) -> tuple[Decision, list[str]]:
-    """What a run alone decides after signals that come so many seconds apart, and what it has said."""
+def raise_signals(launcher: str, *numbers: signal.Signals) -> tuple[Decision, list[str]]:
+    """What a run alone decides after signals that come one after another, and what it has said."""
     said: list[str] = []
     with Control(World(launcher=launcher)) as control, control.interruptible(said.append):
         for number in numbers:
-            os.kill(os.getpid(), number)
-            time.sleep(apart)
+            signal.raise_signal(number)
         return control.decide(wrong=False, saving=0.0), said
 
 
-PASSED_ON = [signal.SIGINT, signal.SIGINT, signal.SIGTERM]
-"""what one key press may come as"""
-
-
 @pytest.mark.parametrize("line", range(4))
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [SIGINT, SIGTERM])
 def test_one_key_press_counts_once_whenever_it_comes_again(
     number: signal.Signals, line: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python runs the handler of a second signal between any two lines of that of the first."""
     monkeypatch.setattr(stopping, "ECHO_SECONDS", 60.0)
-    said: list[str] = []
     left = [line]
 
     def come_again(frame: FrameType, event: str, _: object) -> TraceFunction | None:
@@ -88,63 +74,62 @@ def test_one_key_press_counts_once_whenever_it_comes_again(
                 signal.raise_signal(number)
         return come_again
 
-    with Control(World(launcher="torchrun")) as control, control.interruptible(said.append):
-        before = sys.gettrace()
-        sys.settrace(come_again)
-        try:
-            signal.raise_signal(signal.SIGINT)
-        finally:
-            sys.settrace(before)
-        assert (control.decide(wrong=False, saving=0.0), said) == (Decision.INTERRUPT, [STOPPING])
+    before = sys.gettrace()
+    sys.settrace(come_again)
+    try:
+        assert raise_signals("torchrun", SIGINT) == (Decision.INTERRUPT, [STOPPING])
+    finally:
+        sys.settrace(before)
     assert not left, "the second signal came"
 
 
-@pytest.mark.parametrize("launcher", ["plain", "torchrun", "deepspeed", "mpirun"])
-def test_one_key_press_counts_once_however_often_it_arrives(launcher: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_key_press_counts_once_however_often_it_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stopping, "ECHO_SECONDS", 60.0)
-    assert raise_signals(launcher, *PASSED_ON, apart=0.01) == (Decision.INTERRUPT, [STOPPING])
+    for launcher in ("plain", "torchrun", "deepspeed", "mpirun"):
+        assert raise_signals(launcher, SIGINT, SIGINT, SIGTERM) == (Decision.INTERRUPT, [STOPPING])
 
 
 def test_what_signals_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
-    assert raise_signals("plain", apart=0.0) == (Decision.GO_ON, [])
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        assert raise_signals("plain", number, number, apart=0.1) == (Decision.SIGNAL, [])
-    assert raise_signals("plain", signal.SIGTERM, signal.SIGINT, apart=0.1) == (Decision.INTERRUPT, [STOPPING])
-    assert raise_signals("deepspeed", signal.SIGINT, signal.SIGTERM, apart=0.1) == (Decision.INTERRUPT, [STOPPING])
-
-
-@pytest.mark.parametrize(("launcher", "second"), [("plain", signal.SIGINT), ("torchrun", signal.SIGTERM)])
-def test_a_second_press_ends_at_once(launcher: str, second: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.05)
-    with pytest.raises(KeyboardInterrupt):
-        raise_signals(launcher, signal.SIGINT, second, apart=0.1)
+    monkeypatch.setattr(stopping, "ECHO_SECONDS", 0.0)
+    assert raise_signals("plain") == (Decision.GO_ON, [])
+    for number in (SIGTERM, SIGUSR1):
+        assert raise_signals("plain", number, number) == (Decision.SIGNAL, [])
+    for launcher, first, second in (("plain", SIGTERM, SIGINT), ("deepspeed", SIGINT, SIGTERM)):
+        assert raise_signals(launcher, first, second) == (Decision.INTERRUPT, [STOPPING])
+    for launcher, second in (("plain", SIGINT), ("torchrun", SIGTERM)):  # a second press ends at once
+        with pytest.raises(KeyboardInterrupt):
+            raise_signals(launcher, SIGINT, second)
 
 
 def test_outside_of_training_ctrl_c_is_as_it_was() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(SIGINT, signal.default_int_handler)
     with Control(World()) as control:
         with control.interruptible(print):
             pass
         with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(SIGINT)
 
 
 @pytest.mark.parametrize(("seconds", "votes"), [(0.001, 1), (0.05, 8), (2.0, 40)])
 def test_ranks_ask_one_another_by_the_clock(seconds: float, votes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a thousand ranks a vote takes longer than a small micro-batch."""
-    counted: list[object] = []
+    counted: list[Tensor] = []
     now = [0.0]
+
+    def count(vote: Tensor, _: object) -> Tensor:
+        counted.append(vote)
+        return vote
+
     with Control(World()) as control:
         monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-        monkeypatch.setattr(dist, "all_reduce", lambda vote, *_, **__: counted.append(vote))
+        monkeypatch.setattr(stopping, "find_greatest", count)
         monkeypatch.setattr(time, "monotonic", lambda: now[0])
         control.decide(wrong=False, saving=0.0)
         for _ in range(40):
             now[0] += seconds
             assert not control.stop_requested_anywhere()
-        assert len(counted) - 1 <= votes
-        os.kill(os.getpid(), signal.SIGUSR1)
+        assert 1 <= len(counted) - 1 <= votes
+        signal.raise_signal(SIGUSR1)
         heard_at = now[0]
         while not control.stop_requested_anywhere():
             now[0] += seconds
