@@ -17,11 +17,15 @@ import torch
 from safetensors.torch import load_file
 from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from data_prep.common.codes import ENDED
 from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK
+from data_prep.shards import Manifest
 from pretraining.checkpoint.record import FOLDER, list_finished
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
 from pretraining.config.overrides import load_recipe
 
 COMMAND = ROOT / "pretraining" / "train.py"
@@ -229,6 +233,25 @@ def distance(run: Path, wanted: Path) -> float:
     ours, theirs = exported_weights(run), exported_weights(wanted)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def their_losses(model: Any, data: Path) -> list[float]:
+    """The mean losses of a model of transformers on the examples that a run is scored on, padded: of masked pieces, and
+    of next sentences where it has a head for them."""
+    from support.pretraining_reference import pad_batch
+
+    totals, counts, dataset = [0.0, 0.0], [0, 0], Dataset(data, Manifest.read(data), 64, validation=True)
+    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=25):
+        given = pad_batch(batch)
+        labels = given.pop("labels").flatten(), given.pop("next_sentence_label")
+        with torch.no_grad():
+            output = model.eval()(**given)
+        masked = output.get("prediction_logits", output.get("logits")).flatten(0, 1)
+        for kind, logits in enumerate((masked, output.get("seq_relationship_logits"))):
+            if logits is not None:
+                totals[kind] += float(cross_entropy(logits, labels[kind], reduction="sum"))
+                counts[kind] += int((labels[kind] >= 0).sum())
+    return [total / count for total, count in zip(totals, counts, strict=True) if count]
 
 
 def stopped_at(source: Path, run: Path, step: int) -> Path:
