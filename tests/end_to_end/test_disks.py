@@ -26,13 +26,13 @@ def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:
 def test_checkpoints_that_cannot_be_written_are_told_at_the_start(place: Place) -> None:
     (place.folder / "run").mkdir()
     (place.folder / "run" / FOLDER).symlink_to("/sys")  # where nobody makes a file
-    errors = assert_ended(
-        launch(place.command("run")), 2, f"error: {place.folder / 'run' / FOLDER}: cannot be written: "
-    )
+    told = f"error: {place.folder / 'run' / FOLDER}: cannot be written: "
+    errors = assert_ended(launch(place.command("run")), 2, told)
     assert errors.count("\n") == 1
     assert not (place.folder / "run" / "metrics.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_at_the_start(place: Place, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,size=64k", disk], check=True)
     with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
@@ -55,6 +55,7 @@ def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
     assert list_finished(disk / "run")
 
 
+@pytest.mark.slow
 def test_a_disk_that_an_unfinished_checkpoint_fills(place: Place, disk: Path) -> None:
     """Ranks leave such a checkpoint if another rank has no room; the same command continues."""
     subprocess.run(["mount", "-o", "remount,size=3m", disk], check=True)

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after
+from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after, stay_in_the_group
 from support.processes import wait_for
 from support.run_folders import status
 from support.training import (
@@ -18,6 +18,7 @@ from support.training import (
     Place,
     assert_ended,
     assert_same,
+    assert_well,
     launch,
     train,
     train_straight,
@@ -61,6 +62,7 @@ def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, straight
     kill_and_compare(place, straight, SAVES, last=5, kills=2)
 
 
+@pytest.mark.slow
 def test_a_rank_that_wakes_late_leaves_the_next_start_alone(place: Place) -> None:
     command, run = place.command("run", *ENDLESS), place.folder / "run"
     first = launch(command, fault=partial(miss_ranks_after, 6.0))
@@ -78,6 +80,18 @@ def test_a_rank_that_wakes_late_leaves_the_next_start_alone(place: Place) -> Non
     second.signal(signal.SIGUSR1)
     assert_ended(second, Code.STOPPED)
     assert read_json(run / ENDED)["code"] == Code.STOPPED
+
+
+def test_a_rank_that_fails_alone_says_why_and_all_end(place: Place) -> None:
+    """Though they cannot leave their process group, as NCCL's where a kernel waits for ranks that never come."""
+    run = launch(place.command("run"), fault=partial(stay_in_the_group, 3))
+    assert_ended(run, Code.CURE, "error: rank 1: no room\n")
+
+
+@pytest.mark.slow
+def test_a_good_run_ends_though_its_group_cannot_be_left(place: Place, straight: Path) -> None:
+    assert_well(train(place.command("run", *SAVES), fault=stay_in_the_group))
+    assert_same(place.folder / "run", straight)
 
 
 @pytest.mark.slow

@@ -109,6 +109,7 @@ def test_a_reader_who_leaves_takes_no_work_along(place: Place, straight: Path) -
     assert_same(run, straight)
 
 
+@pytest.mark.slow
 def test_fine_tuning_on_a_closed_terminal(toy: Toy) -> None:
     command, run = toy.command("run", "--epochs", "400"), toy.folder / "run"
     with on_terminal(RUN_TASK, command) as going:
@@ -117,6 +118,7 @@ def test_fine_tuning_on_a_closed_terminal(toy: Toy) -> None:
     assert read_json(run / ENDED)["code"] == Code.STOPPED
 
 
+@pytest.mark.slow
 def test_making_shards_on_a_closed_terminal(wiki: Path, tmp_path: Path) -> None:
     words = ["--docs", str(wiki), "--out", str(tmp_path / "out"), "--vocab-size", "500", "--workers", "2"]
     with on_terminal(SHARD, [*words, "--duplicates", "200"]) as going:

@@ -17,7 +17,6 @@ from support.faults import (
     mark_meeting,
     signal_within_evaluation,
     signal_within_step,
-    slow_save,
 )
 from support.marks import slow
 from support.processes import wait_for
@@ -38,6 +37,8 @@ from support.training import (
 from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import INTERRUPTION, Code
 from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
+
+SAVED = "after step 3, and saved"
 
 
 @pytest.mark.parametrize(("number", "rank"), [(signal.SIGTERM, 1), slow(signal.SIGUSR1, 0)])
@@ -75,6 +76,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, straight: Pat
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         going.signal(number)
     gate.touch()
+    going.wait()  # only then rank 0 has told of its last step
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
     assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
     assert_ended(launch(command), 0)
@@ -102,33 +104,26 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
     assert_same(run, straight)
 
 
-def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: Path) -> None:
+@pytest.mark.parametrize(("step", "said"), [slow(1, "in the first step; the same command begins anew"), (4, SAVED)])
+def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: Path, step: int, said: str) -> None:
     """A step of many micro-batches is given up, and done again by the next start with the same bits; where it is the
     first, that start begins anew."""
     command, run = place.command("run", *SAVES), place.folder / "run"
-    for step, said in ((1, "in the first step; the same command begins anew"), (4, "after step 3, and saved")):
-        assert_ended(launch(command, fault=partial(signal_within_step, step)), Code.STOPPED, f"by a signal {said}")
-        assert len(list_finished(run)) == step - 1
+    assert_ended(launch(command, fault=partial(signal_within_step, step)), Code.STOPPED, f"by a signal {said}")
+    assert len(list_finished(run)) == step - 1
     assert_well(train(command))
     assert_same(run, straight)
 
 
 def test_a_second_ctrl_c_ends_at_once(place: Place) -> None:
-    going = launch(place.command("run", *ENDLESS, "--checkpoints.every", "3"), fault=partial(slow_save, 0.2))
-    going.reach(5)
-    wait_for(lambda: bool(list_finished(place.folder / "run")))
-    going.signal(signal.SIGINT)
-    wait_for(lambda: STOPPING in going.done()[0].output)
-    assert_ended(going, Code.INTERRUPTED, "stopped by Ctrl-C after step ")
-    going = launch(place.command("run", *ENDLESS, "--checkpoints.every", "3"), fault=partial(slow_save, 60))
-    saved = int(list_finished(place.folder / "run")[-1].name.removeprefix("step-"))
-    going.reach(saved + 1)
+    gate = place.folder / "gate"
+    going = launch(place.command("run", *ENDLESS), fault=partial(hold_saves_from, 2, gate))
+    wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
     wait_for(lambda: STOPPING in going.done()[0].output)
     time.sleep(ECHO_SECONDS + 0.2)
     assert going.goes_on(), "it saves"
     going.signal(signal.SIGINT)
-    going.wait(15)
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
 
 
@@ -137,14 +132,14 @@ def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
     going = launch(place.command("run"), fault=partial(hold_start, gate))
     wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
-    going.wait(15)
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
 
 
 EVALUATING = ["--evaluation.every", "3", "--checkpoints.every", "3", "--checkpoints.keep", "9", "--phases.0.steps", "7"]
 
 
-@pytest.mark.parametrize("step", [slow(3), slow(7)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [3, 7])
 def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> None:
     """It is given up, and made up by the next start; so is one that a kill has made of no account."""
     assert_well(train(place.command("straight", *EVALUATING), 1))
