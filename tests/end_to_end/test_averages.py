@@ -11,17 +11,7 @@ import pytest
 import torch
 from support.commands import run_main
 from support.damage import flip
-from support.training import (
-    CUT,
-    SAVES,
-    Place,
-    assert_refused,
-    assert_same,
-    assert_well,
-    records,
-    stopped_at,
-    train,
-)
+from support.training import CUT, SAVES, Place, assert_refused, assert_same, records, stopped_at, train
 
 from pretraining import evaluate
 from pretraining import export as exporting
@@ -38,7 +28,7 @@ def averaged(shared: Place, straight: Path, tmp_path_factory: pytest.TempPathFac
     """A run of two ranks that averages its last three checkpoints."""
     place = replace(shared, folder=tmp_path_factory.mktemp("runs"))
     run = stopped_at(straight, place.folder / "averaged", 7)
-    output = assert_well(train(place.command("averaged", *AVERAGES)))
+    output = place.train("averaged", *AVERAGES)
     assert f"{run / AVERAGED}: exported" in output
     assert f'from_pretrained("{run / AVERAGED}")' in output or "no better" in output
     return run
@@ -70,7 +60,7 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
     before = (run / AVERAGED / "model.safetensors").read_bytes()
     shutil.rmtree(run / AVERAGED)
     (run / AVERAGE).unlink()
-    output = assert_well(train(place.command(run, *AVERAGES), ranks=1))
+    output = place.train(run, *AVERAGES, ranks=1)
     assert "was not compared with the last one" in output
     assert (run / AVERAGED / "model.safetensors").read_bytes() == before
     flip(run / FOLDER / "step-00000006" / RECORD)  # which the last two do not need, and three do
@@ -98,7 +88,7 @@ def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: 
 def test_weights_are_averaged_that_no_rank_has_whole(place: Place, other_data: Path) -> None:
     """Nothing is held out, so that no validation has gathered them; of the last phase alone, whose heads are others."""
     words = [*SAVES, *CUT, "--parallel.zero", "3", "--checkpoints.average", "9", "--data", str(other_data)]
-    output = assert_well(train(place.command("run", *words, "--phases.0.objective", "ltr")))
+    output = place.train("run", *words, "--phases.0.objective", "ltr")
     assert "of 3 checkpoints, of steps 6, 7, 8, was not compared with the last one" in output
     words = ["--out", str(place.folder / "out"), "--average", "4"]
     said = run_main(exporting.main, place.folder / "run", *words, code=2)

@@ -11,18 +11,7 @@ import pytest
 import torch
 from support.faults import BAD, Poison, stop_at
 from support.marks import slow
-from support.training import (
-    SAVES,
-    SEED,
-    Place,
-    assert_ended,
-    assert_same,
-    distance,
-    launch,
-    records,
-    state,
-    train_straight,
-)
+from support.training import SAVES, SEED, Place, assert_ended, assert_same, distance, records, state, train_straight
 
 from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
@@ -80,7 +69,7 @@ def test_a_bad_batch_is_left_out(
         "gradient": BLAME,
         "collapse": "gradients overflow up to step 3 with the smallest scale of the loss",
     }
-    going = launch(place.command("run", *SAVES), fault=Poison(what, "batch"))
+    going = place.launch("run", *SAVES, fault=Poison(what, "batch"))
     what_then = "; the run goes back to its last checkpoint and leaves that out\n"
     errors = assert_ended(going, 0, f"warning: {messages[what]}{what_then}")
     assert errors.count("\n") == 1
@@ -96,7 +85,7 @@ def test_a_bad_gradient_that_nobody_looks_at_in_its_step_is_left_out_too(place: 
     looks, a step later."""
     more = ["--optimizer.name", optimizer, "--checkpoints.every", "4"]
     wanted = without(place, "without", BAD, *more)
-    going = launch(place.command("run", *more, "--logging.every", "4"), fault=Poison("gradient", "batch", unseen=True))
+    going = place.launch("run", *more, "--logging.every", "4", fault=Poison("gradient", "batch", unseen=True))
     assert (
         assert_ended(going, 0, "warning: the norm of the gradient is ", "; it is not known which of 2 ranks").count(
             "\n"
@@ -110,7 +99,7 @@ def test_a_bad_gradient_that_nobody_looks_at_in_its_step_is_left_out_too(place: 
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [0, 3])
 def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
-    going = launch(place.command("run", *SAVES, "--parallel.zero", zero), fault=Poison("gradient", "batch"))
+    going = place.launch("run", *SAVES, "--parallel.zero", zero, fault=Poison("gradient", "batch"))
     assert_ended(going, 0, "warning: the norm of the gradient is ", " at step 3; it is not known which of ")
     assert_left_out(place.folder / "run", (BAD, 1))
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
@@ -119,7 +108,7 @@ def test_a_bad_gradient_under_other_stages(place: Place, zero: int) -> None:
 @pytest.mark.slow
 def test_a_bad_batch_before_the_first_checkpoint(place: Place, without_bad: Path) -> None:
     """The run begins again."""
-    going = launch(place.command("run", *SAVES, "--checkpoints.every", "0"), fault=Poison("loss", "batch"))
+    going = place.launch("run", *SAVES, "--checkpoints.every", "0", fault=Poison("loss", "batch"))
     assert_ended(going, 0, "warning: the loss is nan at step 3 on rank 1")
     assert_same(place.folder / "run", without_bad)
 
@@ -127,14 +116,14 @@ def test_a_bad_batch_before_the_first_checkpoint(place: Place, without_bad: Path
 @pytest.mark.slow
 def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
     """After a rollback the run is killed, and goes on without the fault; so does a branch from a copied checkpoint."""
-    going = launch(place.command("run", *SAVES), fault=Poison("loss", "batch", BAD, die_at=4))
+    going = place.launch("run", *SAVES, fault=Poison("loss", "batch", BAD, die_at=4))
     assert {rank.code for rank in going.wait()} <= {-signal.SIGKILL, Code.RANK_LOST}
     assert_left_out(place.folder / "run", (BAD, 1))
-    assert_ended(launch(place.command("run", *SAVES)), 0)
+    assert_ended(place.launch("run", *SAVES), 0)
     assert_same(place.folder / "run", without_bad)
     checkpoint = place.folder / "run" / FOLDER / "step-00000004"
     copy = shutil.copytree(checkpoint, place.folder / "copies" / checkpoint.name)
-    assert_ended(launch(place.command("branch", *SAVES, "--branch", copy)), 0)
+    assert_ended(place.launch("branch", *SAVES, "--branch", copy), 0)
     ours, theirs = state(place.folder / "branch"), state(without_bad)
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
 
@@ -142,7 +131,7 @@ def test_what_was_left_out_stays_so(place: Place, without_bad: Path) -> None:
 @pytest.mark.slow
 def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
     run = place.folder / "run"
-    going = launch(place.command("run", *SAVES), fault=Poison("loss", "step"))
+    going = place.launch("run", *SAVES, fault=Poison("loss", "step"))
     again = "3 times before, the run has gone back to a checkpoint for such a reason (guards.rollbacks = 3)"
     errors = assert_ended(going, 2, "\nerror: the loss is nan at step 3 on rank 1", again)
     assert errors.count("warning: the loss is nan at step 3 on rank 1, of shard ") == 3
@@ -154,7 +143,7 @@ def test_a_fault_that_follows_the_step_ends_the_run(place: Place) -> None:
 def test_no_run_goes_back_to_where_the_loss_had_leapt(place: Place) -> None:
     """Nor on from there: the run begins anew, and so would the next one."""
     wild = "--phases.0.learning_rate 1e9 --phases.0.warmup 0 --checkpoints.every 2 --logging.every 10"
-    errors = assert_ended(launch(place.command("run", *wild.split(), "--guards.rollbacks", 1), 1), 2, "\nerror: the ")
+    errors = assert_ended(place.launch("run", *wild.split(), "--guards.rollbacks", 1, ranks=1), 2, "\nerror: the ")
     folder = place.folder / "run" / "checkpoints"
     for name in ("step-00000002.damaged", "step-00000002.damaged1"):
         assert f"warning: {folder / name}: saved when the loss had leapt to " in errors
@@ -164,7 +153,7 @@ def test_no_run_goes_back_to_where_the_loss_had_leapt(place: Place) -> None:
 @pytest.mark.slow
 def test_a_leap_too_early_to_go_back_is_told(place: Place) -> None:
     """Within the first ten lines of a phase no run goes back, and the model may be worth nothing."""
-    going = launch(place.command("run", "--checkpoints.every", "4"), fault=Poison("leap", "batch", 3))
+    going = place.launch("run", "--checkpoints.every", "4", fault=Poison("leap", "batch", 3))
     errors = assert_ended(going, 0, "warning: step 4: saved when the loss had leapt to ", "; lower the learning rate, ")
     assert errors.count("\n") == 1
 
@@ -180,12 +169,12 @@ def leap_and_stop() -> None:
 def test_a_loss_that_leaps(place: Place, stops: bool) -> None:
     """Also where no checkpoint but that of the leap is kept, and where the run was stopped there: the next start leaves
     out the batches before it."""
-    more = LEAPS if stops else [*LEAPS, "--checkpoints.keep", "1"]
+    more = LEAPS.split() if stops else [*LEAPS.split(), "--checkpoints.keep", "1"]
     wanted = without(place, "without", 22, *more, count=2)
     if stops:
-        assert_ended(launch(place.command("run", *more), fault=leap_and_stop), Code.STOPPED)
+        assert_ended(place.launch("run", *more, fault=leap_and_stop), Code.STOPPED)
         assert list_finished(place.folder / "run")[-1].name == "step-00000023"
-    going = launch(place.command("run", *more), fault=Poison("leap", "batch", 22))
+    going = place.launch("run", *more, fault=Poison("leap", "batch", 22))
     assert_ended(going, 0, "; the run goes back")
     assert_left_out(place.folder / "run", (22, 2))
     assert_same(place.folder / "run", wanted)
@@ -196,7 +185,7 @@ def test_a_loss_that_is_not_finite(place: Place) -> None:
     """Told once, by all ranks together; what was saved is sound."""
     wild = "--phases.0.learning_rate 1e30 --optimizer.clip 0 --checkpoints.every 1"
     cure = "lower the learning rate, lengthen its warm-up or clip the gradient"
-    errors = assert_ended(launch(place.command("run", *wild.split())), 2, "\nerror: the ", cure)
+    errors = assert_ended(place.launch("run", *wild.split()), 2, "\nerror: the ", cure)
     assert errors.count("warning: the ") == 3
     weights = [load_checkpoint(path)[1].values() for path in list_finished(place.folder / "run")]
     assert all(bool(torch.isfinite(weight).all()) for each in weights for weight in each)

@@ -16,7 +16,7 @@ from support.hub import downloads, publish_model, read_settings_anew
 from support.marks import slow
 from support.processes import Done
 from support.sharding import run as shard
-from support.training import FEW, SAVES, Place, assert_ended, assert_refused, assert_well, launch, records, train
+from support.training import FEW, SAVES, Place, assert_ended, assert_refused, records, train
 from support.transformers_models import change_config
 from support.website import Site
 from transformers import AutoModelForMaskedLM, AutoTokenizer
@@ -52,23 +52,23 @@ def bert(place: Place) -> Path:
 @pytest.mark.slow
 def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> None:
     """And so the sizes, whatever became of the model's folder; its own recipe says both."""
-    assert_well(train(adapting.command("run", "--init", bert, *SAVES), 1))
+    adapting.train("run", "--init", bert, *SAVES, ranks=1)
     shutil.rmtree(bert)
     for recipe in (adapting.recipe, adapting.folder / "run" / "recipe.toml"):
         name, branch = f"of {recipe.name}", ["--branch", f"{adapting.folder / 'run'}@5"]
         again = dataclasses.replace(adapting, recipe=recipe)
         for _ in range(2):
-            assert_well(train(again.command(name, *branch, *SAVES), 1))
+            again.train(name, *branch, *SAVES, ranks=1)
         checkpoint = adapting.folder / "run" / FOLDER / "step-00000005"
         copy = shutil.copytree(checkpoint, adapting.folder / "copies" / name / checkpoint.name)
-        assert_well(train(again.command(f"{name}, copied", "--branch", copy, *SAVES), 1))
+        again.train(f"{name}, copied", "--branch", copy, *SAVES, ranks=1)
         card = (adapting.folder / name / "export" / "README.md").read_text()
         assert f"Its training began with the weights of {bert.name}. Its run is a branch of run after step 5." in card
 
 
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
     change_config(bert, initializer_range=0.03)
-    said = assert_well(train(adapting.command("run", "--init", bert), 2))
+    said = adapting.train("run", "--init", bert, ranks=2)
     assert f"begins with {bert}: 2 layers of 32, 229 pieces\n" in said
     recipe = load_recipe(adapting.folder / "run" / "recipe.toml")
     assert recipe.base_model == str(bert)
@@ -85,9 +85,9 @@ def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) 
 def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Place, bert: Path) -> None:
     text = adapting.recipe.read_text()
     adapting.recipe.write_text(f'base_model = "{bert}"\n{text}')
-    assert_well(train(adapting.command("run", "--stop-after", "short"), 1))
+    adapting.train("run", "--stop-after", "short", ranks=1)
     bert.rename(bert.with_name("moved"))
-    said = assert_well(train(adapting.command("run"), 1))
+    said = adapting.train("run", ranks=1)
     assert "begins with" not in said
     assert "continues after step 5" in said
     assert [record["step"] for record in records(adapting.folder / "run")] == list(range(1, 9))
@@ -95,7 +95,7 @@ def test_the_recipe_names_it_as_well_and_a_run_goes_on_without_it(adapting: Plac
     assert f"weights of {bert.name}." in (run / "export" / "README.md").read_text()
     kept = (run / "recipe.toml").read_text()
     adapting.recipe.write_text(kept.replace(f'base_model = "{bert}"\n', ""))
-    assert "trained already" in assert_well(train(adapting.command("run"), 1)), "its origin matters no more"
+    assert "trained already" in adapting.train("run", ranks=1), "its origin matters no more"
     assert (run / "recipe.toml").read_text() == kept
 
 
@@ -105,10 +105,10 @@ def test_another_base_model_is_refused_where_a_run_is(adapting: Place, bert: Pat
     other = write_bert(place.folder / "other", place.data)
     for name, words, before in (("with", ["--init", bert], bert), ("without", [], "not set")):
         recipe = adapting if words else place
-        assert_well(train(recipe.command(name, *words, "--stop-after", "short"), 1))
+        recipe.train(name, *words, "--stop-after", "short", ranks=1)
         given = recipe.command(name, "--init", other, "--model.intermediate", "48" if words else "128")
         assert_refused(given, f"  base_model was {before}, now {other}\ngive what was, or name a new folder\n")
-    assert_well(train(adapting.command("with", "--init", bert.parent / "." / "other" / ".." / bert.name), 1))
+    adapting.train("with", "--init", bert.parent / "." / "other" / ".." / bert.name, ranks=1)
     assert load_recipe(adapting.folder / "with" / "recipe.toml").base_model == str(bert)
     told = f"  base_model was {bert}, now {other}\nname a new folder\n"
     assert_refused(adapting.command("with", "--init", other), told)
@@ -125,7 +125,7 @@ def test_another_vocabulary_of_the_same_size_is_refused(adapting: Place, place: 
     wiki = write_wiki(place.folder / "wiki", documents=60)
     shard(wiki, place.folder / "data", "--vocab", str(other))
     given = dataclasses.replace(adapting, data=place.folder / "data")
-    assert_well(train(given.command("before", "--init", other, *SAVES), 1))
+    given.train("before", "--init", other, *SAVES, ranks=1)
     run = place.folder / "before"
     for source in (run, run / "checkpoints" / "step-00000005", run / "export"):
         assert_refused(adapting.command("run", "--init", source), f"piece 100 is {ours.pieces[200]!r} in {source}")
@@ -142,7 +142,7 @@ def test_another_casing_and_another_size_are_refused(adapting: Place, place: Pla
 
 
 def test_the_plan_has_the_sizes(adapting: Place, bert: Path) -> None:
-    assert "2 layers of 32" in assert_well(train(adapting.command("run", "--init", bert, "--check"), 1))
+    assert "2 layers of 32" in adapting.train("run", "--init", bert, "--check", ranks=1)
     assert_refused(adapting.command("run", "--check"), "or begin with a model that has them: --init FOLDER")
 
 
@@ -151,7 +151,7 @@ def test_more_positions_begin_anew_as_the_phase_says(adapting: Place, new: str) 
     """Those that the model had stay; of a model with 40 the second phase, of length 64, needs 24 more."""
     short = write_bert(adapting.folder / "short", adapting.data, positions=40)
     words = ["--model.positions", "64", "--phases.1.new_positions", new, *STILL]
-    said = assert_well(train(adapting.command("run", "--init", short, *words), 1))
+    said = adapting.train("run", "--init", short, *words, ranks=1)
     assert "; anew: positions 40 to 63\n" in said
     before, after = (
         read_folder(folder)[1]["embeddings.position.weight"] for folder in (short, adapting.folder / "run" / "export")
@@ -169,7 +169,7 @@ def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, ber
     config = bert / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"model_max_length": 64', f'"model_max_length": {length}'))
     words = ["--phases.1.new_positions", "copied", *STILL]
-    said = assert_well(train(adapting.command("run", "--init", bert, *words), 1))
+    said = adapting.train("run", "--init", bert, *words, ranks=1)
     assert "begin as copies" not in said
     name = "embeddings.position.weight"
     before, after = (read_folder(folder)[1][name] for folder in (bert, adapting.folder / "run" / "export"))
@@ -180,9 +180,9 @@ def test_positions_that_the_model_had_are_never_copied_over(adapting: Place, ber
 def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: Place) -> None:
     """Also by way of a run that trained no more of them, but not those of a BERT that it began with."""
     short, copied = ["--stop-after", "short", *STILL], ["--phases.1.new_positions", "copied", *STILL]
-    assert_well(train(place.command("first", *short), 1))
-    assert_well(train(adapting.command("second", "--init", place.folder / "first", *short), 1))
-    said = assert_well(train(adapting.command("third", "--init", place.folder / "second", *copied), 1))
+    place.train("first", *short, ranks=1)
+    adapting.train("second", "--init", place.folder / "first", *short, ranks=1)
+    said = adapting.train("third", "--init", place.folder / "second", *copied, ranks=1)
     assert "positions 32 to 63 begin as copies of those before them\n" in said
     name = "embeddings.position.weight"
     first, third = (load_checkpoint(place.folder / run)[1][name] for run in ("first", "third"))
@@ -202,7 +202,7 @@ def test_the_recipe_takes_other_lengths(place: Place, positions: int, words: lis
     bert = write_bert(place.folder / "bert", place.data, positions=positions)
     few = "--phases.0.steps 2 --phases.1.steps 1 --phases.0.batch 4 --phases.1.batch 2 --evaluation.examples 8".split()
     adapting = dataclasses.replace(place, recipe=Path("adapt"))
-    assert_well(train(adapting.command("run", "--init", bert, *words, *few), 1))
+    adapting.train("run", "--init", bert, *words, *few, ranks=1)
 
 
 @pytest.mark.slow
@@ -229,24 +229,24 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     assert len(new("floodplain", add_special_tokens=False).input_ids) == 1
     model = AutoModelForMaskedLM.from_pretrained(export)
     assert model.get_input_embeddings().weight.shape == (232, 32)
-    assert_well(train(given.command("again", "--init", export.parent, *STILL), 1))
+    given.train("again", "--init", export.parent, *STILL, ranks=1)
     before, after = (load_checkpoint(adapting.folder / name)[1]["embeddings.word.weight"] for name in ("run", "again"))
     assert torch.equal(before, after)
 
 
 def test_a_run_is_a_base_without_its_moments(adapting: Place, place: Place) -> None:
     """All ranks check its weights together; in cards its checkpoints and its export are called as it is."""
-    assert_well(train(place.command("first", *FEW, "--stop-after", "short"), 2))
+    place.train("first", *FEW, "--stop-after", "short", ranks=2)
     checkpoint = place.folder / "first" / "checkpoints" / "step-00000001"
     for moment in checkpoint.glob("exp_avg*"):
         moment.unlink()
-    assert_well(train(adapting.command("second", *FEW, "--init", checkpoint), 2))
-    assert_well(train(adapting.command("third", *FEW, "--init", place.folder / "second" / "export"), 1))
+    adapting.train("second", *FEW, "--init", checkpoint, ranks=2)
+    adapting.train("third", *FEW, "--init", place.folder / "second" / "export", ranks=1)
     for run, base in (("second", "first"), ("third", "second")):
         assert f"began with the weights of {base}." in (place.folder / run / "export" / "README.md").read_text()
     damaged = checkpoint / "weight-00001-of-00002.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    refused = assert_ended(launch(adapting.command("fourth", "--init", checkpoint), 2), 2)
+    refused = assert_ended(adapting.launch("fourth", "--init", checkpoint, ranks=2), 2)
     assert str(damaged) in refused
 
 
@@ -257,10 +257,10 @@ def test_a_base_that_differs_between_ranks_is_an_error(adapting: Place, bert: Pa
     bert.rename(adapting.folder / "0" / "bert")
     config = trained / "tokenizer_config.json"
     config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 40'))
-    done = launch(adapting.command("run", "--init", "bert"), 2, partial(enter_own_folder, adapting.folder))
+    done = adapting.launch("run", "--init", "bert", ranks=2, fault=partial(enter_own_folder, adapting.folder))
     assert "the model bert: rank 1 differs from rank 0" in assert_ended(done, 2)
     shutil.rmtree(trained)
-    done = launch(adapting.command("run", "--init", "bert"), 2, partial(enter_own_folder, adapting.folder))
+    done = adapting.launch("run", "--init", "bert", ranks=2, fault=partial(enter_own_folder, adapting.folder))
     assert "--init bert: no such folder on some machines" in assert_ended(done, 2)
 
 
@@ -294,8 +294,8 @@ def test_a_name_on_the_hub(adapting: Place, bert: Path, site: Site, monkeypatch:
     assert "| licence of owner/bert, with which it began | mit |" in card
     asked = len(site.requests)
     run = adapting.folder / "run"
-    assert_well(train(adapting.command("again", "--init", run / "export"), 1))
-    assert_well(train(adapting.command("third", "--init", adapting.folder / "again"), 1))
+    adapting.train("again", "--init", run / "export", ranks=1)
+    adapting.train("third", "--init", adapting.folder / "again", ranks=1)
     assert "\nbase_model: owner/bert\n" in (adapting.folder / "third" / "export" / "README.md").read_text()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert command(adapting, "offline", "owner/bert").code == 0

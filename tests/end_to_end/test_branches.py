@@ -66,7 +66,7 @@ def test_a_stable_run_decays_in_a_branch_and_a_finished_one_is_lengthened(place:
     with more steps in its last phase is the run that had them from its first step on."""
     stable = train_straight(place, "stable", *STABLE)
     decays = [*STABLE, "--phases.0.decay", "wsd", "--phases.0.decay_steps", "2"]
-    said = assert_well(train(place.command("decayed", *decays, "--branch", f"{stable}@6")))
+    said = place.train("decayed", *decays, "--branch", f"{stable}@6")
     for change in ("decay constant -> wsd", "decay_steps not set -> 2"):
         assert f"changed since then: phases.0.{change} (that phase is done)\n" in said
     decayed = place.folder / "decayed"
@@ -76,7 +76,7 @@ def test_a_stable_run_decays_in_a_branch_and_a_finished_one_is_lengthened(place:
     longer = [*STABLE, "--phases.1.steps", "5"]
     for source in (stable, f"{stable}@8", stable / FOLDER / "step-00000008"):
         shutil.rmtree(place.folder / "lengthened", ignore_errors=True)
-        said = assert_well(train(place.command("lengthened", *longer, "--branch", source)))
+        said = place.train("lengthened", *longer, "--branch", source)
         assert "phase long (2 of 2): 5 steps, 3 of them done" in said
     ours, theirs = place.folder / "lengthened", train_straight(place, "longer", *longer)
     assert all(torch.equal(value, state(theirs)[name]) for name, value in state(ours).items())
@@ -111,7 +111,7 @@ def test_a_branch_takes_any_ranks_and_any_stage(place: Place, straight: Path) ->
     one = place.command("new", *words, "--stop-after", "short")
     assert "changed since then: ranks 2 -> 1\n" in assert_well(train(one, 1))
     shutil.rmtree(base)  # what was taken is all that is needed
-    assert "continues after step 5\n" in assert_well(train(place.command("new", *words)))
+    assert "continues after step 5\n" in place.train("new", *words)
     assert_same_curve(place.folder / "new", straight, 1e-5)
 
 
@@ -139,7 +139,7 @@ def test_a_branch_goes_back_to_where_it_began(place: Place, straight: Path) -> N
     assert [record["step"] for record in records(new)] == list(range(1, 9))
     for step, skips in ((BAD - 1, []), (5, [skip])):
         name = f"again {step}"
-        assert_well(train(place.command(name, "--stop-after", "short", "--branch", f"{new}@{step}"), 1))
+        place.train(name, "--stop-after", "short", "--branch", f"{new}@{step}", ranks=1)
         assert read_skips(place.folder / name) == skips
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import run_main
-from support.training import RECIPE, Place, assert_same_curve, assert_well, records, train
+from support.training import RECIPE, Place, assert_same_curve, records
 
 from data_prep.common.toml_text import read_toml
 from pretraining import train as entry
@@ -22,14 +22,14 @@ def shorter(place: Place, tmp_path: Path) -> Place:
 
 @pytest.mark.slow
 def test_lengths_that_the_data_lacks_are_trained_and_said_to_be_cut(shorter: Place) -> None:
-    said = assert_well(train(shorter.command("alone"), ranks=1))
+    said = shorter.train("alone", ranks=1)
     assert "sequences of length 24, cut out of examples of 32, " in said
     assert "sequences of length 48, cut out of examples of 64, " in said
     assert len(records(shorter.folder / "alone", "evaluation")) == 2
     card = (shorter.folder / "alone" / "export" / "README.md").read_text()
     trained_with = read_toml(card.rpartition("```toml\n")[2].partition("```")[0])
     assert [(phase["length"], phase["cut_out_of"]) for phase in trained_with["phases"]] == [(24, 32), (48, 64)]
-    assert_well(train(shorter.command("two"), ranks=2))
+    shorter.train("two", ranks=2)
     assert_same_curve(shorter.folder / "two", shorter.folder / "alone", 1e-4)
 
 

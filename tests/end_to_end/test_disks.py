@@ -19,7 +19,7 @@ from pretraining.checkpoint.record import FOLDER, list_finished
 
 def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-    going = launch(dataclasses.replace(place, folder=disk).command("run"))
+    going = dataclasses.replace(place, folder=disk).launch("run")
     assert_ended(going, 2, f"error: rank 0: --out {disk / 'run'}: cannot be written: Read-only file system")
 
 
@@ -27,7 +27,7 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(place: Place) 
     (place.folder / "run").mkdir()
     (place.folder / "run" / FOLDER).symlink_to("/sys")  # where nobody makes a file
     told = f"error: {place.folder / 'run' / FOLDER}: cannot be written: "
-    errors = assert_ended(launch(place.command("run")), 2, told)
+    errors = assert_ended(place.launch("run"), 2, told)
     assert errors.count("\n") == 1
     assert not (place.folder / "run" / "metrics.jsonl").exists()
 
@@ -38,12 +38,12 @@ def test_a_disk_that_is_full_at_the_start(place: Place, disk: Path) -> None:
     with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
-    going = launch(dataclasses.replace(place, folder=disk).command("run"))
+    going = dataclasses.replace(place, folder=disk).launch("run")
     assert_ended(going, 2, "error: ", "cannot be written: No space left on device")
 
 
 def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
-    going = launch(dataclasses.replace(place, folder=disk).command("run", *ENDLESS))
+    going = dataclasses.replace(place, folder=disk).launch("run", *ENDLESS)
     going.reach(3)
     checkpoints = disk / "run" / FOLDER
     subprocess.run(["mount", "--bind", checkpoints, checkpoints], check=True)

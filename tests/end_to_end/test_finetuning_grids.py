@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from support.commands import has_ended, wait_for
-from support.finetuning import Toy, call, fine_tune, kill_at, launch, outcome, results, slow_steps
+from support.finetuning import Toy, call, fine_tune, kill_at, outcome, results, slow_steps
 from support.processes import ROOT, run_launcher
 from support.training import assert_ended, assert_well
 
@@ -40,7 +40,7 @@ def grid(shared_toy: Toy) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def begun(shared_toy: Toy) -> Path:
     """The folder of a command that was killed in its first run."""
-    run = launch(shared_toy.command("begun", "--checkpoints.every", "2"), fault=partial(kill_at, 3))
+    run = shared_toy.launch("begun", "--checkpoints.every", "2", fault=partial(kill_at, 3))
     assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     return shared_toy.folder / "begun"
 
@@ -49,7 +49,7 @@ def begun(shared_toy: Toy) -> Path:
 def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> None:
     """What is done is not done again, nor what a smaller grid has done, and all is as it would have been."""
     assert_well(fine_tune(toy.command("killed", "--learning-rates", "1e-3")))
-    run = launch(toy.command("killed", *GRID), fault=partial(kill_at, 7, "lr0.003-seed2"))
+    run = toy.launch("killed", *GRID, fault=partial(kill_at, 7, "lr0.003-seed2"))
     assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     done = {path: path.stat().st_mtime_ns for path in (toy.folder / "killed").glob("toy/*/results.json")}
     assert sorted(path.parent.name for path in done) == ["lr0.001-seed1", "lr0.003-seed1"]
@@ -102,7 +102,7 @@ def test_what_was_begun_otherwise_is_refused(
 
 @pytest.mark.usefixtures("leaves_group")
 def test_two_commands_in_one_folder(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    run = launch(toy.command("out"), fault=partial(slow_steps, 60.0))
+    run = toy.launch("out", fault=partial(slow_steps, 60.0))
     wait_for(lambda: (toy.folder / "out" / "toy").exists())
     assert call("run_task", toy.command("out")) == 2
     errors = capsys.readouterr().err
@@ -161,7 +161,7 @@ def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.slow
 def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> None:
-    run = launch(toy.command("out", "--time-limit", "4s"), fault=partial(slow_steps, 0.7))
+    run = toy.launch("out", "--time-limit", "4s", fault=partial(slow_steps, 0.7))
     errors = assert_ended(run, Code.STOPPED, "stopped by the time limit after step ")
     assert "the same command continues from there" in errors
     assert_well(fine_tune(toy.command("out")))
@@ -273,7 +273,7 @@ def test_a_full_disk(toy: Toy, disk: Path) -> None:
     assert_well(fine_tune(toy.command("straight"), 2))
     for size, more in ((60, []), (300, ["--checkpoints.every", "2"])):  # too small for a model, for a checkpoint
         subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
-        errors = assert_ended(launch(toy.command(disk / "out", *more), 2), 2, "No space left on device")
+        errors = assert_ended(toy.launch(disk / "out", *more, ranks=2), 2, "No space left on device")
         assert "error: " in errors
         assert not list(disk.rglob("model.safetensors"))
         assert not list(disk.glob("out/toy/*/results.json"))

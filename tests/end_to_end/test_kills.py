@@ -12,17 +12,7 @@ import pytest
 from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after, stay_in_the_group
 from support.processes import wait_for
 from support.run_folders import status
-from support.training import (
-    ENDLESS,
-    SAVES,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_well,
-    launch,
-    train,
-    train_straight,
-)
+from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, launch, train, train_straight
 
 from data_prep.common.files import read_json
 from pretraining.checkpoint.record import FOLDER
@@ -84,13 +74,13 @@ def test_a_rank_that_wakes_late_leaves_the_next_start_alone(place: Place) -> Non
 
 def test_a_rank_that_fails_alone_says_why_and_all_end(place: Place) -> None:
     """Though they cannot leave their process group, as NCCL's where a kernel waits for ranks that never come."""
-    run = launch(place.command("run"), fault=partial(stay_in_the_group, 3))
+    run = place.launch("run", fault=partial(stay_in_the_group, 3))
     assert_ended(run, Code.CURE, "error: rank 1: no room\n")
 
 
 @pytest.mark.slow
 def test_a_good_run_ends_though_its_group_cannot_be_left(place: Place, straight: Path) -> None:
-    assert_well(train(place.command("run", *SAVES), fault=stay_in_the_group))
+    place.train("run", *SAVES, fault=stay_in_the_group)
     assert_same(place.folder / "run", straight)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.marks import slow
 from support.processes import LAUNCHERS, ROOT, free_port, wait_for
-from support.training import COMMAND, Place, assert_same, assert_well, records, train, train_straight
+from support.training import COMMAND, Place, assert_same, records, train_straight
 
 from data_prep.common.files import read_json
 from pretraining.checkpoint.record import FOLDER, list_finished
@@ -135,7 +135,7 @@ def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, d
     )
     assert list_finished(going.run)[-1].name == f"step-{done:08}"
     assert "\x1b" not in going.seen, "plain lines"
-    assert "continues after step" in assert_well(train(place.command("run", *DEMO)))
+    assert "continues after step" in place.train("run", *DEMO)
     assert_same(going.run, demo)
 
 

@@ -32,17 +32,17 @@ def lengths(folder: Path) -> tuple[int, int]:
 @pytest.mark.slow
 def test_the_longest_text_so_far_is_told(place: Place) -> None:
     run, out = place.folder / "run", place.folder / "out"
-    assert_well(train(place.command("run", *POSITIONS, "--stop-after", "short"), ranks=1))
+    place.train("run", *POSITIONS, "--stop-after", "short", ranks=1)
     assert export.main([str(run), "--out", str(out)]) == 0
     assert lengths(out) == (32, 128)
-    assert_well(train(place.command("run", *POSITIONS), ranks=1))
+    place.train("run", *POSITIONS, ranks=1)
     assert lengths(run / "export") == (64, 128)
     assert export.main([str(run), "--out", str(out), "--checkpoint", "step-00000001"]) == 0
     assert lengths(out) == (32, 128)
     for name, source in (("from run", run), ("from folder", run / "export")):
-        assert_well(train(place.command(name, *POSITIONS, *SHORT, "--init", source), ranks=1))
+        place.train(name, *POSITIONS, *SHORT, "--init", source, ranks=1)
         assert lengths(place.folder / name / "export") == (64, 128)
-    assert_well(train(place.command("short", *POSITIONS, *SHORT), ranks=1))
+    place.train("short", *POSITIONS, *SHORT, ranks=1)
     assert lengths(place.folder / "short" / "export") == (32, 128)
 
 

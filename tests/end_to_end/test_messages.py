@@ -86,7 +86,7 @@ def test_a_shard_that_was_changed(place: Place) -> None:
     data = Path(shutil.copytree(place.data, place.folder / "data"))
     for shard in (data / "length-64" / "duplicate-0").glob("*"):
         flip(shard)
-    going = launch(dataclasses.replace(place, data=data).command("run"), fault=partial(slow_save, 0.1))
+    going = dataclasses.replace(place, data=data).launch("run", fault=partial(slow_save, 0.1))
     assert_ended(going, 2, "error: ", "its SHA-256 is not that of its record: the content changed after it was written")
     assert [record["step"] for record in records(place.folder / "run")] == [1, 2, 3, 4, 5]
     assert [path.name for path in list_finished(place.folder / "run")] == ["step-00000005"]
@@ -117,11 +117,11 @@ def test_a_port_in_use(place: Place) -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         message = "is in use by another program or run\nchoose a free one: MASTER_PORT=<port>"
-        assert_ended(launch(place.command("run"), port=listener.getsockname()[1]), 2, message)
+        assert_ended(place.launch("run", port=listener.getsockname()[1]), 2, message)
 
 
 def test_a_profile_is_written(place: Place) -> None:
-    said, folder = assert_well(train(place.command("run", "--profile", "2"), 1)), place.folder / "run" / "profile"
+    said, folder = place.train("run", "--profile", "2", ranks=1), place.folder / "run" / "profile"
     assert f"profile: {folder / 'table.txt'}" in said
     assert "aten::mm" in (folder / "table.txt").read_text()
     events = json.loads(gzip.decompress((folder / "trace.json.gz").read_bytes()))["traceEvents"]
@@ -132,6 +132,6 @@ def test_a_folder_tells_of_the_last_command(place: Place, straight: Path) -> Non
     """Also of one that fails before anything is trained."""
     run = shutil.copytree(straight, place.folder / "run")
     assert json.loads((run / "ended.json").read_text())["code"] == 0
-    assert_ended(launch(place.command("run", "--phases.0.batch", "10"), 1), 2)
+    assert_ended(place.launch("run", "--phases.0.batch", "10", ranks=1), 2)
     told = json.loads((run / "ended.json").read_text())
     assert (told["code"], told["reason"].split(":")[0]) == (2, "--phases.0.batch = 10")

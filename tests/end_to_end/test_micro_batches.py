@@ -47,7 +47,7 @@ def told(shared: Place) -> Path:
 
 def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> None:
     """Where memory is plenty, nothing is accumulated; the curve is that of any micro-batch."""
-    output = assert_well(train(place.command("run", *AUTO)))
+    output = place.train("run", *AUTO)
     run = place.folder / "run"
     for name, size in (("short", 12), ("long", 6)):
         assert f"micro-batch of phase {name}: {size} (auto)\n" in output
@@ -61,7 +61,7 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
 def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: str) -> None:
     """Trials change nothing: bit for bit, the run is the one that was told what they find."""
     how = ["--parallel.zero", zero]
-    output = assert_well(train(place.command("run", *AUTO, *how), fault=Capacity((9, 5))))
+    output = place.train("run", *AUTO, *how, fault=Capacity((9, 5)))
     assert FOUND.format("short", 4) + FOUND.format("long", 3) in output
     wanted = told if zero == "1" else train_straight(place, "told", *fixed(4, 3), *how)
     assert_same(place.folder / "run", wanted)
@@ -110,7 +110,7 @@ def test_a_micro_batch_that_does_not_fit_says_what_does(
     place: Place, words: list[str], room: tuple[int, int], phase: int, why: str, cure: str
 ) -> None:
     """One rank finds it; all end, and the first rank says it."""
-    errors = assert_ended(launch(place.command("run", *words), fault=Capacity(room)), Code.CURE)
+    errors = assert_ended(place.launch("run", *words, fault=Capacity(room)), Code.CURE)
     assert errors.startswith(f"error: rank 1: phases.{phase}.micro_batch = {why}")
     assert errors.endswith(f"{cure}\n")
 
@@ -128,8 +128,8 @@ def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
 def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> None:
     """By a warning alone, as text fills less than full sequences, and not where that phase is not to come."""
     words = [*fixed(4, 6), *FEW]
-    assert_well(train(place.command("first", *words, "--stop-after", "short"), fault=Capacity((4, 4))))
-    [first, second] = train(place.command("first", *words), fault=Capacity((4, 20)))
+    place.train("first", *words, "--stop-after", "short", fault=Capacity((4, 4)))
+    [first, second] = train(place.command("both", *words), fault=Capacity((4, 20)))
     assert first.errors.startswith("warning: phases.1.micro_batch = 6: 6 x 64 pieces do not fit into the ")
     assert f"; give 3, {OTHERS}\n" in first.errors
     assert second.errors == ""

@@ -38,7 +38,7 @@ TRACES = re.compile(r"next|sentence|nsp|pooler|seq_relationship", re.IGNORECASE)
 def unpaired(shared: Place, unpaired_data: Path) -> Place:
     """Shards without pairs, and "straight", a run of two ranks on them."""
     place = dataclasses.replace(shared, data=unpaired_data, folder=shared.folder / "unpaired runs")
-    said = assert_well(train(place.command("straight", *LOGS)))
+    said = place.train("straight", *LOGS)
     (place.folder / "said").write_text(said)
     return place
 
@@ -78,7 +78,7 @@ def test_transformers_loads_a_masked_language_model(unpaired: Place) -> None:
 def test_one_word_leaves_next_sentences_out(place: Place, segments: int) -> None:
     """The very pairs are read; the second segment is trained as ever, unless the model has one alone."""
     words = ["--objective.next_sentences", "false", "--model.segments", segments]
-    said = assert_well(train(place.command("run", *words), ranks=1))
+    said = place.train("run", *words, ranks=1)
     assert "next sentences are left out: the model learns from masked pieces alone" in said
     assert "logits read back by Cloze and" in said
     run = place.folder / "run"
@@ -119,7 +119,7 @@ def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: P
 @pytest.mark.slow
 def test_heads_begin_anew_where_there_are_pairs(unpaired: Place, place: Place) -> None:
     source = unpaired.folder / "straight"
-    assert_well(train(place.command("run", "--init", source / "export", *STILL), ranks=1))
+    place.train("run", "--init", source / "export", *STILL, ranks=1)
     after, before = exported_weights(place.folder / "run"), exported_weights(source)
     assert all(torch.equal(after[weight], before[weight]) for weight in before)
     assert records(place.folder / "run")[-1]["next_loss"] == pytest.approx(0.69, abs=0.05)

@@ -86,7 +86,7 @@ def test_what_may_change_is_told(place: Place, straight: Path) -> None:
     rows = [line.split(maxsplit=2) for line in CHANGES.replace("999", str(threads + 1)).split("\n") if line]
     run = stopped_at(straight, place.folder / "run", 3)
     words = [word for name, value, _ in rows for word in (f"--{name}", value)]
-    output = assert_well(train(place.command("run", "--checkpoints.keep", "9", "--phases.1.steps", "2", *words)))
+    output = place.train("run", "--checkpoints.keep", "9", "--phases.1.steps", "2", *words)
     told = re.findall(r"^changed since then: (.*)", output, re.MULTILINE)
     wanted = [*(f"{name} {change}" for name, _, change in rows), "phases.1.steps 3 -> 2"]
     assert sorted(told) == sorted([*wanted, f"threads of a rank {threads} -> {threads + 1}"])
@@ -119,12 +119,12 @@ def test_a_finished_run_that_is_started_again_writes_nothing(place: Place, strai
     before = everything(run)
     hows = ["--logging.every", "2", "--parallel.zero", "2", "--phases.0.micro_batch", "2", "--stop-after", "short"]
     for words in ([], hows):
-        output = assert_well(train(place.command(run, *SAVES, *words)))
+        output = place.train(run, *SAVES, *words)
         assert f"{run}: all that was asked for is trained already\n" in output
         assert "exported" not in output
         assert everything(run) == before
     shutil.rmtree(run / "export")
-    assert "export: exported 37,383 parameters" in assert_well(train(place.command(run, *SAVES)))
+    assert "export: exported 37,383 parameters" in place.train(run, *SAVES)
     assert everything(run) == before
 
 
@@ -169,9 +169,9 @@ def test_a_licence_needs_no_training(place: Place, straight: Path) -> None:
 
 def test_a_licence_stays_where_a_later_command_names_none(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 6)
-    assert_well(train(place.command(run, "--card.licence", "mit", *SAVES), 1))
+    place.train(run, "--card.licence", "mit", *SAVES, ranks=1)
     stopped_at(run, place.folder / "again", 7)
-    assert_well(train(place.command("again", *SAVES), 1))
+    place.train("again", *SAVES, ranks=1)
     for folder in (run, place.folder / "again"):
         assert 'licence = "mit"' in (folder / "recipe.toml").read_text()
         assert "license: mit" in (folder / "export" / "README.md").read_text()
@@ -183,11 +183,11 @@ def test_steps_that_are_added_are_trained(place: Place, straight: Path) -> None:
     Those of a phase that is done are refused.
     """
     more = ["--phases.0.steps", "7", "--phases.1.steps", "4"]
-    assert_well(train(place.command("straight on", *more), 1))
+    place.train("straight on", *more, ranks=1)
     run = stopped_at(straight, place.folder / "run", 3)
     fewer = place.command("run", *SAVES, "--phases.0.steps", "2")
     assert_refused(fewer, "phases.0 has 2 steps in this recipe, of which 3 are done")
-    output = assert_well(train(place.command("run", *more), 1))
+    output = place.train("run", *more, ranks=1)
     for change in ("phases.0.steps 5 -> 7", "phases.1.steps 3 -> 4"):
         assert f"changed since then: {change}\n" in output
     ours, theirs = records(run), records(place.folder / "straight on")
@@ -225,9 +225,9 @@ def test_another_vocabulary_is_refused_also_where_other_data_is_allowed(place: P
 def test_other_data_is_refused_unless_it_is_allowed(place: Place, straight: Path, other_data: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 5)
     changed = dataclasses.replace(place, data=other_data)
-    errors = assert_ended(launch(changed.command(run)), 2)
+    errors = assert_ended(changed.launch(run), 2)
     assert errors.startswith(f"error: --data {other_data}: {run} was trained on other data (fingerprint ")
     assert "allow it: --data.allow_other true" in errors
-    output = assert_well(train(changed.command(run, "--data.allow-other", "true")))
+    output = changed.train(run, "--data.allow-other", "true")
     assert "no examples of length 64 are held out: no validation" in output
     assert [record["step"] for record in records(run)] == list(range(1, 9))

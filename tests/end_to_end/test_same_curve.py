@@ -61,9 +61,9 @@ class Runs:
         """The folder of a run, by its ranks and its way."""
         folder = self._place.folder / name
         if not folder.exists():
-            assert_well(train(self._place.command(name, *WAYS[name]), int(name[0])))
+            self._place.train(name, *WAYS[name], ranks=int(name[0]))
             if name == "1 two parts":
-                assert_well(train(self._place.command(name, "--parallel.zero", "1"), 1))
+                self._place.train(name, "--parallel.zero", "1", ranks=1)
         return folder
 
 
@@ -135,7 +135,7 @@ def test_the_second_phase_by_itself(runs: Runs, place: Place) -> None:
     given = dataclasses.replace(place, recipe=alone)
     sources = {"run": source, "checkpoint": first, "folder": source / "export", "encoder": encoder}
     for name, path in sources.items():
-        assert_well(train(given.command(name, "--init", path), 1))
+        given.train(name, "--init", path, ranks=1)
     whole = exported_weights(source)
     for name in ("run", "folder"):
         assert distance(place.folder / name, source) == 0

@@ -91,7 +91,7 @@ def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place
 def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
     name: str, shared: Place, pairs: Path, tmp_path: Path
 ) -> None:
-    assert_well(train(shared.command(name, "--objective.name", name, "--evaluation.pairs", pairs), 1))
+    shared.train(name, "--objective.name", name, "--evaluation.pairs", pairs, ranks=1)
     run = shared.folder / name
     expected = records(run, "evaluation")[-1]
     for model in (run, run / "export"):

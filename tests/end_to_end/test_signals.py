@@ -93,14 +93,14 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
     gate = place.folder / "gate"
     held = gate.with_suffix(".held")
     fault = partial(mark_meeting, held) if come == 1 else partial(hold_start, gate)
-    going = launch(place.command("run", *SAVES), fault=fault, come=come)
+    going = place.launch("run", *SAVES, fault=fault, come=come)
     wait_for(held.exists)
     going.signal(signal.SIGTERM)
     gate.touch()
     message = INTERRUPTION if come == 1 else "stopped by a signal after step 6, and saved; the same command continues"
     assert assert_ended(going, Code.STOPPED).strip().startswith(message)
     assert {path: contents(path) for path in before} == before
-    assert_ended(launch(place.command("run", *SAVES)), 0)
+    assert_ended(place.launch("run", *SAVES), 0)
     assert_same(run, straight)
 
 
@@ -117,7 +117,7 @@ def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: P
 
 def test_a_second_ctrl_c_ends_at_once(place: Place) -> None:
     gate = place.folder / "gate"
-    going = launch(place.command("run", *ENDLESS), fault=partial(hold_saves_from, 2, gate))
+    going = place.launch("run", *ENDLESS, fault=partial(hold_saves_from, 2, gate))
     wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
     wait_for(lambda: STOPPING in going.done()[0].output)
@@ -129,7 +129,7 @@ def test_a_second_ctrl_c_ends_at_once(place: Place) -> None:
 
 def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
     gate = place.folder / "gate"
-    going = launch(place.command("run"), fault=partial(hold_start, gate))
+    going = place.launch("run", fault=partial(hold_start, gate))
     wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
@@ -142,7 +142,7 @@ EVALUATING = ["--evaluation.every", "3", "--checkpoints.every", "3", "--checkpoi
 @pytest.mark.parametrize("step", [3, 7])
 def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> None:
     """It is given up, and made up by the next start; so is one that a kill has made of no account."""
-    assert_well(train(place.command("straight", *EVALUATING), 1))
+    place.train("straight", *EVALUATING, ranks=1)
     command, run = place.command("run", *EVALUATING), place.folder / "run"
     going = launch(command, 1, fault=partial(signal_within_evaluation, step))
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {step}, and saved")

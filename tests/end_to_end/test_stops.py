@@ -55,7 +55,7 @@ def train_until(step: int, command: list[str], ranks: int = 2) -> str:
 def test_a_stopped_run_is_the_straight_one_bit_for_bit(
     place: Place, way: str, ranks: int, stops: tuple[int, ...]
 ) -> None:
-    assert_well(train(place.command("straight", *EVERY, *WAYS[way]), ranks))
+    place.train("straight", *EVERY, *WAYS[way], ranks=ranks)
     stopped = place.command("stopped", *EVERY, *WAYS[way])
     for step in stops:
         train_until(step, stopped, ranks)
@@ -74,7 +74,7 @@ def assert_same_end(run: Path, straight: Path) -> None:
 @pytest.mark.parametrize("optimizer", [pytest.param([], id="adamw"), pytest.param(LAMB, id="lamb")])
 def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str]) -> None:
     """A run may change its ranks, its ZeRO stage and its micro-batches on the way."""
-    assert_well(train(place.command("straight", *optimizer), 1))
+    place.train("straight", *optimizer, ranks=1)
     moved = place.command("moved", "--logging.tensorboard", "true", *optimizer)
     outputs = [train_until(step, [*moved, *how], ranks) for ranks, step, how in MOVES]
     assert_well(train([*moved, "--parallel.zero", "1", "--phases.1.micro-batch", "12"], 1))
@@ -95,10 +95,10 @@ def test_copied_positions_are_the_same_on_any_ranks(place: Place) -> None:
     """The second phase begins with them, also where ranks have parts of them and the run stopped between the phases."""
     copied = ["--phases.1.new_positions", "copied"]
     parts = [*copied, "--parallel.zero", "3", *CUT]
-    assert_well(train(place.command("drawn"), 1))
-    assert_well(train(place.command("copied", *copied, "--parallel.zero", "0"), 1))
+    place.train("drawn", ranks=1)
+    place.train("copied", *copied, "--parallel.zero", "0", ranks=1)
     for more in (["--stop-after", "short"], []):
-        assert_well(train(place.command("stopped", *parts, *more)))
+        place.train("stopped", *parts, *more)
     assert_same_end(place.folder / "stopped", place.folder / "copied")
     ours, theirs = (records(place.folder / name)[5]["masked_loss"] for name in ("copied", "drawn"))
     assert ours != pytest.approx(theirs, rel=1e-6), "the positions are as they were"

@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.faults import stop_at
 from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -24,9 +26,10 @@ from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK
 from data_prep.shards import Manifest
 from pretraining.checkpoint.record import FOLDER, list_finished
+from pretraining.config.overrides import load_recipe
 from pretraining.data.batches import validation_batches
 from pretraining.data.dataset import Dataset
-from pretraining.config.overrides import load_recipe
+from pretraining.processes.ending import Code
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
@@ -86,6 +89,14 @@ class Place:
     def command(self, run: str | Path, *more: object) -> list[str]:
         """The words of the command that trains in a folder of its own."""
         return [str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]]
+
+    def launch(self, run: str | Path, *more: object, **how: Any) -> Run:
+        """Starts the command, and lets it go on."""
+        return launch(self.command(run, *more), **how)
+
+    def train(self, run: str | Path, *more: object, **how: Any) -> str:
+        """The command, which must end well, from its beginning to its end. Returns what it says."""
+        return assert_well(train(self.command(run, *more), **how))
 
 
 # Runs.
@@ -221,6 +232,20 @@ def assert_same_curve(run: Path, wanted: Path, tolerance: float) -> None:
             assert mine[name] == pytest.approx(other[name], rel=tolerance), f"{name} at step {mine['step']}"
         for name in ("learning_rate", "examples_seen", "pieces_seen"):
             assert mine[name] == other[name], f"{name} at step {mine['step']}"
+
+
+def assert_goes_on(place: Place, words: Sequence[object], straight: Path, tolerance: float) -> Path:
+    """A run of two ranks that is stopped and goes on is the straight one bit for bit; gone on with by one rank from a
+    checkpoint of two, it has the same curve and weights to the tolerance. Returns this run."""
+    command = place.command("stopped", *words)
+    assert_ended(launch(command, fault=partial(stop_at, 4)), Code.STOPPED, "after step 4, and saved")
+    assert_well(train(command))
+    assert_same(place.folder / "stopped", straight)
+    other = stopped_at(straight, place.folder / "other", 3)
+    assert_well(train(place.command("other", *words), 1))
+    assert_same_curve(other, straight, tolerance)
+    assert distance(other, straight) < tolerance
+    return other
 
 
 def exported_weights(run: Path) -> dict[str, Tensor]:
