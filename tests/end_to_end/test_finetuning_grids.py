@@ -1,23 +1,37 @@
-"""Grids of fine-tuning runs: side by side, killed, under launchers, on full disks; and what a command refuses."""
+"""Fine-tuning: files of any form, and grids of runs, side by side, killed, under launchers and on full disks."""
 
 from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.base_models import write_bert
 from support.commands import has_ended, wait_for
-from support.finetuning import Toy, call, fine_tune, kill_at, outcome, results, slow_steps
+from support.finetuning import (
+    TASK,
+    Files,
+    Toy,
+    Tune,
+    call,
+    changed,
+    fine_tune,
+    kill_at,
+    launch,
+    outcome,
+    results,
+    slow_steps,
+)
 from support.processes import ROOT, run_launcher
+from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
 from pretraining.processes.ending import Code
@@ -28,6 +42,20 @@ NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
 LONG = ["--epochs", "60", "--checkpoints.every", "20"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
 ENTRY = str(ROOT / "finetuning" / "run_task.py")
+HEAD = "text\tlabel\n"
+GOOD = f"{HEAD}a good film\tgood\na bad film\tbad\na fine plot\tgood\n"
+BOM, LINES = b"\xef\xbb\xbf" + GOOD.encode(), GOOD.replace("\n", "\r\n")
+LONG_TEXT = "film " * 10_000
+TAKEN: dict[str, Files] = {
+    "a-BOM": {"train.tsv": BOM, "dev.tsv": BOM},
+    "CRLF": {"train.tsv": LINES, "dev.tsv": LINES},
+    "quotes": {"train.tsv": f'{GOOD}a "fine" film, "good\tgood\n"\tbad\n'},
+    "a-very-long-text": {"dev.tsv": f"{GOOD}{LONG_TEXT}\tgood\n", "train.tsv": f"{GOOD}{LONG_TEXT}\tbad\n"},
+    "an-empty-text": {"dev.tsv": f"{GOOD}\tgood\n", "train.tsv": f"{GOOD}\tbad\n"},
+    "more-classes-than-rows": {"toy.toml": f'{TASK}labels = ["good", "bad", "c", "d"]\n', "train.tsv": GOOD},
+    "one-class-of-several": {"toy.toml": f'{TASK}labels = ["good", "bad"]\n', "train.tsv": f"{HEAD}film\tgood\n"},
+}
+"""Files of unusual forms that can be used."""
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +68,7 @@ def grid(shared_toy: Toy) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def begun(shared_toy: Toy) -> Path:
     """The folder of a command that was killed in its first run."""
-    run = shared_toy.launch("begun", "--checkpoints.every", "2", fault=partial(kill_at, 3))
+    run = launch(shared_toy.command("begun", "--checkpoints.every", "2"), fault=partial(kill_at, 3))
     assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     return shared_toy.folder / "begun"
 
@@ -49,7 +77,7 @@ def begun(shared_toy: Toy) -> Path:
 def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> None:
     """What is done is not done again, nor what a smaller grid has done, and all is as it would have been."""
     assert_well(fine_tune(toy.command("killed", "--learning-rates", "1e-3")))
-    run = toy.launch("killed", *GRID, fault=partial(kill_at, 7, "lr0.003-seed2"))
+    run = launch(toy.command("killed", *GRID), fault=partial(kill_at, 7, "lr0.003-seed2"))
     assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     done = {path: path.stat().st_mtime_ns for path in (toy.folder / "killed").glob("toy/*/results.json")}
     assert sorted(path.parent.name for path in done) == ["lr0.001-seed1", "lr0.003-seed1"]
@@ -67,45 +95,58 @@ def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> N
     ("more", "change"),
     [
         (["--epochs", "3"], "settings.epochs: 2.0 -> 3.0"),
-        (["--precision.dtype", "bf16"], "settings.precision.dtype: fp32 -> bf16"),
         (["--from-scratch"], "model.from_scratch: False -> True"),
-        (["model"], "model.checksum: "),
-        (["data"], "data.dev: 24 rows, checksum "),
+        (["--model", "{folder}/model"], "model.checksum: "),
+        (["--data"], "data.dev: 24 rows, checksum "),
     ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-@pytest.mark.usefixtures("leaves_group")
 def test_what_was_begun_otherwise_is_refused(
-    toy: Toy, begun: Path, tmp_path: Path, more: list[str], change: str, capsys: pytest.CaptureFixture[str]
+    toy: Toy, begun: Path, tmp_path: Path, more: list[str], change: str, tune: Tune
 ) -> None:
     """Also where the run was stopped before it had results."""
-    before = outcome(begun)
-    if more == ["data"]:
-        data = Path(shutil.copytree(toy.data, tmp_path / "data"))
-        rows = (data / "dev.tsv").read_text().splitlines()
-        (data / "dev.tsv").write_text("\n".join([rows[0], *rows[2:], rows[1]]))
-        command = toy.command(begun, data=data)
-    elif more == ["model"]:
-        from support.base_models import write_bert
-        from support.tasks import VOCABULARY
-
-        command = [*toy.command(begun), "--model", str(write_bert(tmp_path / "model", VOCABULARY, hidden=48))]
-    else:
-        command = toy.command(begun, *more)
-    assert call("run_task", command) == 2
-    errors = capsys.readouterr().err
+    before, data = outcome(begun), toy.data
+    write_bert(tmp_path / "model", VOCABULARY, hidden=48)
+    if more == ["--data"]:
+        first, *rows, last = (data / "dev.tsv").read_text().splitlines()
+        data, more = changed(toy, tmp_path / "data", {"dev.tsv": "\n".join([first, last, *rows])}), []
+    errors = tune(toy.command(begun, *(word.format(folder=tmp_path) for word in more), data=data), code=2)
     assert f"error: {begun / 'toy' / 'lr0.003-seed1'}: this run was begun otherwise:" in errors
     assert change in errors
     assert "--out" in errors
     assert outcome(begun) == before
 
 
-@pytest.mark.usefixtures("leaves_group")
-def test_two_commands_in_one_folder(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
-    run = toy.launch("out", fault=partial(slow_steps, 60.0))
+def test_a_file_is_refused(toy: Toy, tmp_path: Path, tune: Tune) -> None:
+    """The other faults of files, tables, labels and descriptions are in tests/finetuning/."""
+    data = changed(toy, tmp_path / "data", {"dev.tsv": f"{GOOD}a great film\tsuperb\n"})
+    errors = tune(toy.command("out", data=data), code=2)
+    assert f"{data}/dev.tsv:5: unknown label 'superb'" in errors
+    assert errors.count("error: ") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_files_that_are_taken(toy: Toy, tmp_path: Path) -> None:
+    """One command has them all as tasks, each with what there is to say of it."""
+    folders = {case: changed(toy, tmp_path / case, files) for case, files in TAKEN.items()}
+    for case, folder in folders.items():
+        task = (folder / "toy.toml").read_text()
+        (folder / "toy.toml").write_text(task.replace('"toy"', f'"{case}"'))
+    _, *options = toy.command("out", "--epochs", "1")
+    said = assert_well(fine_tune([*(str(folder / "toy.toml") for folder in folders.values()), *options]))
+    for case, folder in folders.items():
+        rows = (folder / "dev.tsv").read_bytes().count(b"\n") - 1
+        predictions = (tmp_path / "out" / case / "predictions" / "predictions_dev.tsv").read_text()
+        answers = [line.split("\t")[1] for line in predictions.splitlines()[1:]]
+        assert len(answers) == rows, case
+        assert set(answers) <= {"good", "bad", "c", "d"}
+    assert "one-class-of-several: dev has what train never has, so that nobody can learn it: bad" in said
+
+
+def test_two_commands_in_one_folder(toy: Toy, tune: Tune) -> None:
+    run = launch(toy.command("out"), fault=partial(slow_steps, 60.0))
     wait_for(lambda: (toy.folder / "out" / "toy").exists())
-    assert call("run_task", toy.command("out")) == 2
-    errors = capsys.readouterr().err
+    errors = tune(toy.command("out"), code=2)
     assert f"error: --out {toy.folder / 'out'}: process {run.pids[0]} on " in errors
     assert "wait for its end, or name another folder with --out" in errors
     run.end()
@@ -140,20 +181,12 @@ def test_a_run_that_another_process_has_is_waited_for(
     assert results(toy.folder / "out")["best"] == "lr0.003-seed1"
 
 
-@pytest.mark.usefixtures("leaves_group")
-def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_writes_nothing(toy: Toy, tune: Tune) -> None:
     before = sorted(toy.folder.rglob("*"))
-    assert call("run_task", toy.command("out", *GRID, "--check")) == 0
+    printed = tune(toy.command("out", *GRID, "--check"))
     assert sorted(toy.folder.rglob("*")) == before
-    printed = capsys.readouterr().out
     assert re.search(r"toy +classes +40 +24 +6 +4 +10\n", printed)
-    for line in (
-        "learning rates +0.003, 0.001",
-        "batch +8",
-        "seeds +1, 2",
-        "precision +fp32",
-        "at a time +1 of 4 runs",
-    ):
+    for line in ("learning rates +0.003, 0.001", "seeds +1, 2", "precision +fp32", "at a time +1 of 4 runs"):
         assert re.search(f"{line} *", printed), line
     named = str(toy.folder), str(toy.data), "toy: "  # lines with folders, or of what was seen in the data, are as long
     assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
@@ -161,7 +194,7 @@ def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.slow
 def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> None:
-    run = toy.launch("out", "--time-limit", "4s", fault=partial(slow_steps, 0.7))
+    run = launch(toy.command("out", "--time-limit", "4s"), fault=partial(slow_steps, 0.7))
     errors = assert_ended(run, Code.STOPPED, "stopped by the time limit after step ")
     assert "the same command continues from there" in errors
     assert_well(fine_tune(toy.command("out")))
@@ -171,20 +204,21 @@ def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> N
 # Side by side.
 
 
-def start(toy: Toy, out: str, *more: object) -> subprocess.Popen[str]:
-    """A command with a worker, as a user starts it."""
-    command = [sys.executable, ENTRY, *toy.command(out, *GRID, *more, "--search.jobs", "2")]
-    environment = {**os.environ, **ENVIRONMENT}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+Start = Callable[..., subprocess.Popen[str]]
+"""Starts a command with a worker, as a user does; it ends with the test."""
 
 
 @pytest.fixture
-def ended() -> Iterator[list[subprocess.Popen[str]]]:
-    """Commands of a test, which end with it."""
+def start(toy: Toy) -> Iterator[Start]:
     started: list[subprocess.Popen[str]] = []
-    yield started
+
+    def call(*more: object) -> subprocess.Popen[str]:
+        command = [sys.executable, ENTRY, *toy.command("out", *GRID, *more, "--search.jobs", "2")]
+        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, start_new_session=True, **pipes))
+        return started[-1]
+
+    yield call
     for process in started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -212,12 +246,10 @@ def find_worker(out: Path, process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_are_those_one_after_another(
-    toy: Toy, grid: dict[str, Any], ended: list[subprocess.Popen[str]]
-) -> None:
-    ended.append(start(toy, "out"))
-    printed, errors = ended[0].communicate(timeout=200)
-    assert (ended[0].returncode, errors) == (0, "")
+def test_runs_side_by_side_are_those_one_after_another(toy: Toy, grid: dict[str, Any], start: Start) -> None:
+    going = start()
+    printed, errors = going.communicate(timeout=200)
+    assert (going.returncode, errors) == (0, "")
     score = r"accuracy  dev \d+\.\d"
     for name in NAMES:  # whole lines, also from the worker
         assert len(re.findall(f"^toy {name}  {score} ± .* on 24  ", printed, re.MULTILINE)) == 1
@@ -227,27 +259,26 @@ def test_runs_side_by_side_are_those_one_after_another(
 
 
 @pytest.mark.slow
-def test_a_killed_worker(toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]]) -> None:
+def test_a_killed_worker(toy: Toy, long_grid: dict[str, Any], start: Start) -> None:
     """What it had begun, the command does itself."""
-    ended.append(start(toy, "out", *LONG))
-    os.kill(find_worker(toy.folder / "out", ended[0]), signal.SIGKILL)
-    ended[0].communicate(timeout=200)
-    assert ended[0].returncode == 0
+    going = start(*LONG)
+    os.kill(find_worker(toy.folder / "out", going), signal.SIGKILL)
+    going.communicate(timeout=200)
+    assert going.returncode == 0
     assert outcome(toy.folder / "out") == long_grid
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 75)])
 def test_workers_end_with_their_command(
-    toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]], number: int
+    toy: Toy, long_grid: dict[str, Any], start: Start, number: int, code: int
 ) -> None:
     """They save first, and the same command goes on with all."""
-    ended.append(start(toy, "out", *LONG))
-    out = toy.folder / "out"
-    worker = find_worker(out, ended[0])
-    os.kill(ended[0].pid, number)
-    _, errors = ended[0].communicate(timeout=100)
-    assert ended[0].returncode == {15: 75, 9: -9}[number]
+    going, out = start(*LONG), toy.folder / "out"
+    worker = find_worker(out, going)
+    os.kill(going.pid, number)
+    _, errors = going.communicate(timeout=100)
+    assert going.returncode == code
     assert "Traceback" not in errors
     wait_for(lambda: has_ended(worker))
     assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
@@ -273,7 +304,7 @@ def test_a_full_disk(toy: Toy, disk: Path) -> None:
     assert_well(fine_tune(toy.command("straight"), 2))
     for size, more in ((60, []), (300, ["--checkpoints.every", "2"])):  # too small for a model, for a checkpoint
         subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
-        errors = assert_ended(toy.launch(disk / "out", *more, ranks=2), 2, "No space left on device")
+        errors = assert_ended(launch(toy.command(disk / "out", *more), ranks=2), 2, "No space left on device")
         assert "error: " in errors
         assert not list(disk.rglob("model.safetensors"))
         assert not list(disk.glob("out/toy/*/results.json"))
