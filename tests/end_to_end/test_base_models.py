@@ -216,7 +216,7 @@ def test_a_run_is_a_base_without_its_moments(adapting: Place, straight: Path) ->
     checkpoint = run / FOLDER / "step-00000001"
     for moment in checkpoint.glob("exp_avg*"):
         moment.unlink()
-    adapting.train("second", *FEW, "--init", checkpoint)
+    adapting.train("second", *FEW, "--init", checkpoint, ranks=1)
     card = (adapting.folder / "second" / "export" / "README.md").read_text()
     assert "began with the weights of first." in card
     damaged = checkpoint / "weight-00001-of-00002.safetensors"

@@ -85,7 +85,8 @@ def test_a_full_disk(place: Place, disk: Path, ranks: int) -> None:
 
 def test_a_disk_that_is_full_for_one_rank_while_others_write(place: Place) -> None:
     """What the others are writing stays theirs, so that the one message names the cause; the next save clears up."""
-    command = place.command("run", "--checkpoints.every", "2")
-    assert_ended(launch(command, fault=fill_the_disk_of_rank_1), 2, "cannot be written: No space left on device")
-    assert_well(train(command))
+    words = ["--checkpoints.every", "1", *FEW]
+    going = place.launch("run", *words, fault=fill_the_disk_of_rank_1)
+    assert_ended(going, 2, "cannot be written: No space left on device")
+    place.train("run", *words)
     assert not list((place.folder / "run" / FOLDER).glob("*.tmp"))

@@ -43,30 +43,20 @@ def read_kind(run: Path, step: int, kind: str) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "figures", "steps"),
-    [
-        (
-            LTR_FIRST,
-            "from here on the model predicts masked pieces; anew: pooler, next-sentence head",
-            ("piece_loss", "masked_loss"),
-            (5,),
-        ),
-        slow(
-            MASKS_FIRST,
-            "from here on the model predicts the piece before; left out: pooler, next-sentence head",
-            ("masked_loss", "piece_loss"),
-            (3, 5, 6),
-        ),
-    ],
-)
+FROM_HERE = "from here on the model predicts"
+CASES = [
+    (LTR_FIRST, f"{FROM_HERE} masked pieces; anew: pooler, next-sentence head", "piece masked", (5,)),
+    slow(MASKS_FIRST, f"{FROM_HERE} the piece before; left out: pooler, next-sentence head", "masked piece", (3, 5, 6)),
+]
+
+
+@pytest.mark.parametrize(("words", "said", "losses", "steps"), CASES)
 def test_a_run_learns_otherwise_from_a_phase_on(
-    place: Place, words: list[str], said: str, figures: tuple[str, str], steps: tuple[int, ...]
+    place: Place, words: list[str], said: str, losses: str, steps: tuple[int, ...]
 ) -> None:
     """It logs, scores and keeps what each phase has, and goes on with the same bits from each place in it."""
-    output = place.train("run", *words)
-    run = place.folder / "run"
-    assert output.count(f"continues after step 5\n{said}\n") == 1
+    run, figures = place.folder / "run", [f"{loss}_loss" for loss in losses.split()]
+    assert place.train(run, *words).count(f"continues after step 5\n{said}\n") == 1
     for kind in ("step", "evaluation"):
         there = [(record["phase"], *(name for name in figures if name in record)) for record in records(run, kind)]
         assert {*there} == {(1, figures[0]), (2, figures[1])}
@@ -108,18 +98,8 @@ def test_weights_and_state_that_stay_go_on_and_new_heads_begin_by_the_seed(place
 
 
 @pytest.mark.slow
-def test_each_phase_is_exported_as_what_it_is(place: Place) -> None:
-    run = train_straight(place, "run", *LTR_FIRST)
-    for step, name, causal in ((5, "BertLMHeadModel", True), (8, "BertForPreTraining", False)):
-        out = place.folder / f"step {step}"
-        assert exporting.main([str(run), "--checkpoint", f"step-{step:08}", "--out", str(out)]) == 0
-        config = AutoConfig.from_pretrained(out)
-        assert (config.architectures, config.is_decoder) == ([name], causal)
-        assert 'objective = "ltr"' in (out / "README.md").read_text()
-
-
-@pytest.mark.slow
 def test_ranks_and_stages_and_branches_may_change_where_the_objective_does(place: Place) -> None:
+    """And each phase is exported as what it is."""
     straight = train_straight(place, "straight", *LTR_FIRST)
     stopped_at(straight, place.folder / "one", 5)
     place.train("one", *LTR_FIRST, "--parallel.zero", "3", *CUT, ranks=1)
@@ -127,6 +107,12 @@ def test_ranks_and_stages_and_branches_may_change_where_the_objective_does(place
     ltr = train_straight(place, "ltr", *SAVES, "--phases.0.objective", "ltr", "--phases.1.objective", "ltr")
     place.train("branch", *LTR_FIRST, "--branch", f"{ltr}@5")
     assert all(torch.equal(value, state(straight)[name]) for name, value in state(place.folder / "branch").items())
+    for step, name, causal in ((5, "BertLMHeadModel", True), (8, "BertForPreTraining", False)):
+        out = place.folder / f"step {step}"
+        assert exporting.main([str(straight), "--checkpoint", f"step-{step:08}", "--out", str(out)]) == 0
+        config = AutoConfig.from_pretrained(out)
+        assert (config.architectures, config.is_decoder) == ([name], causal)
+        assert 'objective = "ltr"' in (out / "README.md").read_text()
 
 
 def test_a_phase_that_is_begun_keeps_its_objective(place: Place, straight: Path) -> None:
