@@ -20,7 +20,7 @@ from support.sharding import run as shard
 from support.training import FEW, SAVES, Place, assert_ended, assert_refused, records, stopped_at, train
 from support.transformers_models import change_config
 from support.website import Site
-from transformers import AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.source import read_vocabulary
@@ -187,7 +187,7 @@ def test_the_recipe_takes_other_lengths(place: Place, positions: int, lengths: t
 
 @pytest.mark.slow
 def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Path) -> None:
-    """Old ids stay, new pieces learn; a run goes on from a run that was extended."""
+    """And are the base of another run."""
     wiki = write_wiki(adapting.folder / "wiki", documents=60, seed=7)
     text = "".join(path.read_text() for path in sorted(wiki.iterdir())).replace("river", "floodplain")
     (adapting.folder / "text.txt").write_text(text)
@@ -201,10 +201,7 @@ def test_words_that_are_added_are_trained_and_exported(adapting: Place, bert: Pa
     card = (export / "README.md").read_text()
     for told in ("| licence of bert, with which it began | mit |", "3 pieces were added", "`floodplain`"):
         assert told in card
-    old, new = (AutoTokenizer.from_pretrained(folder) for folder in (bert, export))
-    assert new.convert_ids_to_tokens(list(range(229))) == old.convert_ids_to_tokens(list(range(229)))
-    assert len(new("floodplain", add_special_tokens=False).input_ids) == 1
-    assert AutoModelForMaskedLM.from_pretrained(export).get_input_embeddings().weight.shape == (232, 32)
+    assert len(AutoTokenizer.from_pretrained(export)("floodplain", add_special_tokens=False).input_ids) == 1
     given.train("again", "--init", export.parent, *STILL, ranks=1)
     before, after = (load_checkpoint(adapting.folder / name)[1]["embeddings.word.weight"] for name in ("run", "again"))
     assert torch.equal(before, after)
@@ -216,9 +213,11 @@ def test_a_run_is_a_base_without_its_moments(adapting: Place, straight: Path) ->
     checkpoint = run / FOLDER / "step-00000001"
     for moment in checkpoint.glob("exp_avg*"):
         moment.unlink()
-    adapting.train("second", *FEW, "--init", checkpoint, ranks=1)
+    adapting.train("second", *STILL, "--init", checkpoint, ranks=1)
     card = (adapting.folder / "second" / "export" / "README.md").read_text()
     assert "began with the weights of first." in card
+    before, after = (load_checkpoint(folder)[1] for folder in (run, adapting.folder / "second"))
+    assert all(torch.equal(before[name], weight) for name, weight in after.items())
     damaged = checkpoint / "weight-00001-of-00002.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])
     assert_ended(adapting.launch("third", "--init", checkpoint), 2, str(damaged))

@@ -13,7 +13,7 @@ import torch
 from support.base_models import write_bert
 from support.commands import run_main
 from support.finetuning import Toy, fine_tune, results
-from support.training import CUT, Place, assert_goes_on, assert_refused, assert_same_curve, assert_well, records
+from support.training import CUT, Place, assert_goes_on, assert_refused, assert_well, records
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -152,17 +152,6 @@ def trained(name: str, shared: Place, tmp_path_factory: pytest.TempPathFactory) 
     place = dataclasses.replace(shared, folder=tmp_path_factory.mktemp(name))
     place.train("straight", "--objective.name", name, "--phases.0.learning_rate", "1e-2")
     return place
-
-
-@pytest.mark.slow
-def test_it_may_begin_with_a_model_that_saw_both_sides(name: str, trained: Place, straight: Path) -> None:
-    """And with the first steps under ZeRO 3, where weights are gathered for every use, and layers computed twice."""
-    words = ["--objective.name", name, "--init", straight / "export"]
-    zero = [*ZERO_3, "--compute.checkpoint_activations", "true"]
-    for run, more in (("begun", ["--phases.0.micro_batch", "6"]), ("begun under ZeRO 3", zero)):
-        said = trained.train(run, *words, *more)
-        assert "; left out: pooler, next-sentence head" in said
-    assert_same_curve(trained.folder / "begun under ZeRO 3", trained.folder / "begun", 1e-4)
 
 
 @pytest.mark.slow

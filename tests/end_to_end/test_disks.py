@@ -11,16 +11,26 @@ import pytest
 from support.faults import fill_the_disk_of_rank_1
 from support.marks import slow
 from support.processes import wait_for
-from support.training import ENDLESS, Place, assert_ended, assert_well, launch, train
+from support.training import ENDLESS, FEW, Place, assert_ended, assert_well, launch, train
 
 from data_prep.common.codes import ENDED
 from pretraining.checkpoint.record import FOLDER, list_finished
 
 
-def test_a_read_only_disk_at_the_start(place: Place, disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+def fill(path: Path) -> None:
+    """Writes a file until the disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.parametrize("full", [False, slow(True)])
+def test_a_read_only_or_full_disk_at_the_start(place: Place, disk: Path, full: bool) -> None:
+    subprocess.run(["mount", "-o", "remount,size=64k" if full else "remount,ro", disk], check=True)
+    if full:
+        fill(disk / "other")
     going = dataclasses.replace(place, folder=disk).launch("run")
-    assert_ended(going, 2, f"error: rank 0: --out {disk / 'run'}: cannot be written: Read-only file system")
+    assert_ended(going, 2, "error: ", f"cannot be written: {'No space left on device' if full else 'Read-only file'}")
 
 
 def test_checkpoints_that_cannot_be_written_are_told_at_the_start(place: Place) -> None:
@@ -30,16 +40,6 @@ def test_checkpoints_that_cannot_be_written_are_told_at_the_start(place: Place) 
     errors = assert_ended(place.launch("run"), 2, told)
     assert errors.count("\n") == 1
     assert not (place.folder / "run" / "metrics.jsonl").exists()
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_full_at_the_start(place: Place, disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,size=64k", disk], check=True)
-    with contextlib.suppress(OSError), (disk / "other").open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
-    going = dataclasses.replace(place, folder=disk).launch("run")
-    assert_ended(going, 2, "error: ", "cannot be written: No space left on device")
 
 
 def test_a_disk_that_becomes_read_only(place: Place, disk: Path) -> None:
@@ -64,9 +64,7 @@ def test_a_disk_that_an_unfinished_checkpoint_fills(place: Place, disk: Path) ->
     (disk / "run" / ENDED).unlink()  # else the next start removes it and has its room
     left = disk / "run" / FOLDER / "step-00000006-0123abcd.tmp"
     left.mkdir()
-    with contextlib.suppress(OSError), (left / "weight-00000-of-00002.safetensors").open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
+    fill(left / "weight-00000-of-00002.safetensors")
     assert_well(train(command, 1))
     assert [path.name for path in (disk / "run" / FOLDER).iterdir()] == ["step-00000008"]
 

@@ -16,20 +16,7 @@ from typing import Any
 import pytest
 from support.base_models import write_bert
 from support.commands import has_ended, wait_for
-from support.finetuning import (
-    TASK,
-    Files,
-    Toy,
-    Tune,
-    call,
-    changed,
-    fine_tune,
-    kill_at,
-    launch,
-    outcome,
-    results,
-    slow_steps,
-)
+from support.finetuning import TASK, Toy, Tune, call, changed, fine_tune, kill_at, launch, outcome, results, slow_steps
 from support.processes import ROOT, run_launcher
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
@@ -44,18 +31,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": st
 ENTRY = str(ROOT / "finetuning" / "run_task.py")
 HEAD = "text\tlabel\n"
 GOOD = f"{HEAD}a good film\tgood\na bad film\tbad\na fine plot\tgood\n"
-BOM, LINES = b"\xef\xbb\xbf" + GOOD.encode(), GOOD.replace("\n", "\r\n")
-LONG_TEXT = "film " * 10_000
-TAKEN: dict[str, Files] = {
-    "a-BOM": {"train.tsv": BOM, "dev.tsv": BOM},
-    "CRLF": {"train.tsv": LINES, "dev.tsv": LINES},
-    "quotes": {"train.tsv": f'{GOOD}a "fine" film, "good\tgood\n"\tbad\n'},
-    "a-very-long-text": {"dev.tsv": f"{GOOD}{LONG_TEXT}\tgood\n", "train.tsv": f"{GOOD}{LONG_TEXT}\tbad\n"},
-    "an-empty-text": {"dev.tsv": f"{GOOD}\tgood\n", "train.tsv": f"{GOOD}\tbad\n"},
-    "more-classes-than-rows": {"toy.toml": f'{TASK}labels = ["good", "bad", "c", "d"]\n', "train.tsv": GOOD},
-    "one-class-of-several": {"toy.toml": f'{TASK}labels = ["good", "bad"]\n', "train.tsv": f"{HEAD}film\tgood\n"},
-}
-"""Files of unusual forms that can be used."""
+UNUSUAL = f'{GOOD}a "fine" film, "good\tgood\n"\tbad\n{"film " * 10_000}\tgood\n\tgood\n'.replace("\n", "\r\n")
+"""Quotes, a very long text and an empty one, with the ends of lines of Windows."""
 
 
 @pytest.fixture(scope="module")
@@ -126,21 +103,14 @@ def test_a_file_is_refused(toy: Toy, tmp_path: Path, tune: Tune) -> None:
 
 
 @pytest.mark.slow
-def test_files_that_are_taken(toy: Toy, tmp_path: Path) -> None:
-    """One command has them all as tasks, each with what there is to say of it."""
-    folders = {case: changed(toy, tmp_path / case, files) for case, files in TAKEN.items()}
-    for case, folder in folders.items():
-        task = (folder / "toy.toml").read_text()
-        (folder / "toy.toml").write_text(task.replace('"toy"', f'"{case}"'))
-    _, *options = toy.command("out", "--epochs", "1")
-    said = assert_well(fine_tune([*(str(folder / "toy.toml") for folder in folders.values()), *options]))
-    for case, folder in folders.items():
-        rows = (folder / "dev.tsv").read_bytes().count(b"\n") - 1
-        predictions = (tmp_path / "out" / case / "predictions" / "predictions_dev.tsv").read_text()
-        answers = [line.split("\t")[1] for line in predictions.splitlines()[1:]]
-        assert len(answers) == rows, case
-        assert set(answers) <= {"good", "bad", "c", "d"}
-    assert "one-class-of-several: dev has what train never has, so that nobody can learn it: bad" in said
+def test_files_of_unusual_forms_are_taken(toy: Toy, tmp_path: Path) -> None:
+    """With a BOM, more classes than rows, and one class of several."""
+    rows, task = b"\xef\xbb\xbf" + UNUSUAL.encode(), f'{TASK}labels = ["good", "bad", "c", "d"]\n'
+    unusual = changed(toy, tmp_path / "data", {"train.tsv": f"{HEAD}film\tgood\n", "dev.tsv": rows, "toy.toml": task})
+    said = assert_well(fine_tune(toy.command("out", "--epochs", "1", data=unusual)))
+    answers = (toy.folder / "out" / "toy" / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]
+    assert len(answers) == rows.count(b"\n") - 1
+    assert "dev has what train never has, so that nobody can learn it: bad" in said
 
 
 def test_two_commands_in_one_folder(toy: Toy, tune: Tune) -> None:

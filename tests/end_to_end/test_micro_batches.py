@@ -8,18 +8,7 @@ from pathlib import Path
 import pytest
 from support.faults import Capacity, all_of, stop_at
 from support.marks import slow
-from support.training import (
-    FEW,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    launch,
-    records,
-    train,
-    train_straight,
-)
+from support.training import FEW, Place, assert_ended, assert_same, assert_same_curve, records, train, train_straight
 
 from pretraining.checkpoint.record import list_finished
 from pretraining.checkpoint.state import Saved
@@ -37,6 +26,12 @@ def kept(run: Path) -> dict[str, int]:
     """The micro-batches that the last checkpoint knows."""
     found = Saved.read(list_finished(run)[-1]).run.micro_batches
     return {name: each.sequences for name, each in found.items()}
+
+
+def stop_short(place: Place) -> None:
+    """A run of two ranks with room for 9 and 5 sequences, which stops after step 3."""
+    going = place.launch("run", *AUTO, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3)))
+    assert_ended(going, Code.STOPPED)
 
 
 @pytest.fixture(scope="module")
@@ -70,15 +65,13 @@ def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: 
 @pytest.mark.slow
 def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
     """The same ranks take the same micro-batch, though they have more memory by now; other ranks look anew."""
-    command = place.command("run", *AUTO)
-    stopped = launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3)))
-    assert_ended(stopped, Code.STOPPED)
-    again = launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7)))
+    stop_short(place)
+    again = place.launch("run", *AUTO, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7)))
     assert_ended(again, Code.STOPPED)
     output = FOUND.format("short", 4) + FOUND.format("long", 3)
     assert output in again.done()[0].output
     assert kept(place.folder / "run") == {"short": 4, "long": 3}
-    alone = assert_well(train(command, 1, fault=Capacity((20,))))
+    alone = place.train("run", *AUTO, ranks=1, fault=Capacity((20,)))
     assert FOUND.format("long", 12) in alone
     assert "phase short" not in alone, "it is over"
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
@@ -87,9 +80,8 @@ def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
 
 @pytest.mark.slow
 def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
-    command = place.command("run", *AUTO)
-    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
-    output = assert_well(train([*command, "--precision.dtype", "bf16"], fault=Capacity((9, 2))))
+    stop_short(place)
+    output = place.train("run", *AUTO, "--precision.dtype", "bf16", fault=Capacity((9, 2)))
     assert FOUND.format("short", 2) in output
 
 
@@ -118,9 +110,8 @@ def test_a_micro_batch_that_does_not_fit_says_what_does(
 @pytest.mark.slow
 def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
     """Another program has come to the memory while the run was stopped."""
-    command = place.command("run", *AUTO)
-    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
-    errors = assert_ended(launch(command, fault=Capacity((9, 3))), Code.CURE)
+    stop_short(place)
+    errors = assert_ended(place.launch("run", *AUTO, fault=Capacity((9, 3))), Code.CURE)
     assert 'phases.0.micro_batch = "auto": 4 x 32 pieces do not fit into the ' in errors
     assert errors.endswith(f"; give 3, {OTHERS}\n")
 

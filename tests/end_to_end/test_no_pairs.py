@@ -12,18 +12,7 @@ import pytest
 import torch
 import transformers
 from support.marks import slow
-from support.training import (
-    FEW,
-    Place,
-    assert_refused,
-    assert_well,
-    exported_weights,
-    records,
-    state,
-    stopped_at,
-    their_losses,
-    train,
-)
+from support.training import FEW, Place, assert_refused, exported_weights, records, state, stopped_at, their_losses
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretraining.checkpoint.models import StoredModel
@@ -99,8 +88,7 @@ STILL = [*FEW, "--phases.0.learning_rate", "1e-30"]
 
 def test_heads_that_the_data_cannot_train_are_left_out_and_said(unpaired: Place, place: Place, straight: Path) -> None:
     """The embedding of the second segment is kept."""
-    given = dataclasses.replace(unpaired, folder=place.folder).command("run", "--init", straight, *STILL)
-    said = assert_well(train(given, ranks=1))
+    said = dataclasses.replace(unpaired, folder=place.folder).train("run", "--init", straight, *STILL, ranks=1)
     assert f"begins with {straight}: " in said
     assert "; left out: pooler, next-sentence head\n" in said
     before, after = exported_weights(straight), exported_weights(place.folder / "run")

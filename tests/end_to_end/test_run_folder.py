@@ -23,13 +23,10 @@ from support.training import (
     Place,
     assert_ended,
     assert_refused,
-    assert_well,
     contents,
     everything,
-    launch,
     records,
     stopped_at,
-    train,
 )
 
 from data_prep.common.capacity import num_cores
@@ -53,15 +50,16 @@ def test_a_run_is_not_put_into_its_shards_nor_into_a_checkpoint(tmp_path: Path) 
 
 def test_a_folder_belongs_to_one_run(place: Place) -> None:
     """Until it ends, also where it is killed."""
-    command, run = place.command("run", *ENDLESS), place.folder / "run"
-    first = launch(command)
+    run, first = place.folder / "run", place.launch("run", *ENDLESS)
     first.reach(1)
     owner = f"process {first.pids[0]} on {socket.gethostname()}"
-    assert_ended(launch(command), 2, f"error: rank 0: --out {run}: {owner} is training in this folder")
+    told = f"error: rank 0: --out {run}: {owner} is training in this folder"
+    assert_ended(place.launch("run", *ENDLESS), 2, told)
     first.reach(first.step + 1)
     first.signal(signal.SIGKILL)
     assert [rank.code for rank in first.wait()] == [-signal.SIGKILL] * 2
-    assert_ended(launch(command, fault=partial(stop_at, first.step + 1)), Code.STOPPED, "stopped by a signal")
+    second = place.launch("run", *ENDLESS, fault=partial(stop_at, first.step + 1))
+    assert_ended(second, Code.STOPPED, "stopped by a signal")
     assert [record["step"] for record in records(run)] == list(range(1, first.step + 2))
 
 
@@ -193,15 +191,14 @@ def test_steps_that_are_added_are_trained(place: Place, straight: Path) -> None:
     assert [record["step"] for record in ours] == list(range(1, 12))
     assert [record["learning_rate"] for record in ours[3:]] == [record["learning_rate"] for record in theirs[3:]]
     later = stopped_at(straight, place.folder / "later", 6)
-    command = place.command(later, *SAVES, "--phases.0.steps", "9")
-    assert_refused(command, "  phases.0.steps (which is done) was 5, now 9\n")
+    again = place.command(later, *SAVES, "--phases.0.steps", "9")
+    assert_refused(again, "  phases.0.steps (which is done) was 5, now 9\n")
 
 
 @pytest.mark.slow
 def test_between_phases_more_may_change(place: Place, straight: Path) -> None:
     stopped_at(straight, place.folder / "run", 5)
-    changed = place.command("run", "--seed", 2, "--phases.1.batch", 24, "--phases.0.batch", 48)
-    output = assert_well(train(changed))
+    output = place.train("run", "--seed", 2, "--phases.1.batch", 24, "--phases.0.batch", 48)
     for change in (f"seed {SEED} -> 2", "phases.1.batch 12 -> 24", "phases.0.batch 24 -> 48 (that phase is done)"):
         assert f"changed since then: {change}\n" in output
 
@@ -212,13 +209,14 @@ def test_another_vocabulary_is_refused_also_where_other_data_is_allowed(place: P
     swapped(read_vocabulary(place.data), 100, 200).write(place.folder / "vocabulary")
     data, wiki = place.folder / "data", write_wiki(place.folder / "wiki", documents=60)
     shard(wiki, data, "--vocab", str(place.folder / "vocabulary" / "vocab.txt"))
-    changed = dataclasses.replace(place, data=data).command(run, *SAVES, "--data.allow-other", "true")
-    errors = assert_ended(launch(changed), 2, f"--data {data}: has another vocabulary than {run} was trained with; ")
+    words = [run, *SAVES, "--data.allow-other", "true"]
+    changed = dataclasses.replace(place, data=data).command(*words)
+    errors = assert_refused(changed, f"--data {data}: has another vocabulary than {run} was trained with; ")
     assert f"make it with shard.py --vocab {run}, " in errors
     assert read_vocabulary(run) == read_vocabulary(place.data), "it is left as it was"
     shard(wiki, place.folder / "cured", "--vocab", str(run))
-    cured = dataclasses.replace(place, data=place.folder / "cured").command(run, *SAVES, "--data.allow-other", "true")
-    assert "continues after step 5" in assert_well(train(cured))
+    cured = dataclasses.replace(place, data=place.folder / "cured")
+    assert "continues after step 5" in cured.train(*words, ranks=1)
 
 
 def test_other_data_is_refused_unless_it_is_allowed(place: Place, straight: Path, other_data: Path) -> None:

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from support.marks import slow
-from support.training import (
-    CUT,
-    Place,
-    assert_same_curve,
-    assert_well,
-    distance,
-    exported_weights,
-    records,
-    their_losses,
-    train,
-)
+from support.training import CUT, Place, assert_same_curve, distance, records, their_losses
 
-from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import list_finished
-from pretraining.huggingface.folders import read_folder
 from pretraining.training.exporting import Export, export
 
 BF16 = ["--precision.dtype", "bf16"]
@@ -121,36 +106,8 @@ def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_the_second_phase_by_itself(runs: Runs, place: Place) -> None:
-    """From a run, from its exported folder, and from an encoder without heads: with no learning rate, weights stay."""
-    source = runs["1 straight"]
-    first = list_finished(source)[0]
-    encoder = place.folder / "without heads"
-    transformers.BertModel.from_pretrained(source / "export").save_pretrained(encoder)
-    transformers.AutoTokenizer.from_pretrained(source / "export").save_pretrained(encoder)
-    alone = place.folder / "second.toml"
-    text = place.recipe.read_text()
-    begin, end = text.index("[[phases]]"), text.rindex("[[phases]]")
-    alone.write_text(text[:begin] + text[end:].replace("steps = 3", "steps = 1\nlearning_rate = 1e-30"))
-    given = dataclasses.replace(place, recipe=alone)
-    sources = {"run": source, "checkpoint": first, "folder": source / "export", "encoder": encoder}
-    for name, path in sources.items():
-        given.train(name, "--init", path, ranks=1)
-    whole = exported_weights(source)
-    for name in ("run", "folder"):
-        assert distance(place.folder / name, source) == 0
-    _, at_first, _ = read_folder(place.folder / "checkpoint" / "export")
-    _, before = load_checkpoint(first)
-    assert all(torch.equal(at_first[name], before[name][: len(at_first[name])]) for name in at_first)
-    found = exported_weights(place.folder / "encoder")
-    bert = [name for name in whole if name.startswith("bert.")]
-    assert all(torch.equal(found[name], whole[name]) for name in bert)
-    assert not torch.equal(found["cls.seq_relationship.weight"], whole["cls.seq_relationship.weight"])
-
-
-@pytest.mark.slow
 def test_compiled_layers_train_to_the_same_losses(runs: Runs, place: Place) -> None:
     for zero in ("0", "2"):
-        compiled = place.command(zero, *NO_DROPOUT, "--parallel.zero", zero, "--compute.compile", "true")
-        assert_well(train(compiled, 1, seconds=350))
+        compiled = [*NO_DROPOUT, "--parallel.zero", zero, "--compute.compile", "true"]
+        place.train(zero, *compiled, ranks=1, seconds=350)
         assert_same_curve(place.folder / zero, runs["1 without dropout"], 1e-4)

@@ -24,7 +24,6 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import list_finished
 from pretraining.data.batches import validation_batches
 from pretraining.model.batch import PretrainingBatch
-from pretraining.objectives.declaration import objectives
 from pretraining.processes.ending import Code
 from pretraining.scoring import validation
 from pretraining.scoring.pairs import are_right, list_sentences, read_pairs
@@ -84,26 +83,6 @@ def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place
     assert_well(train(command, 2))
     expected = [record["pairs_accuracy"] for record in records(run, "evaluation")]
     assert [record["pairs_accuracy"] for record in records(shared.folder / "of two", "evaluation")] == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])
-def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
-    name: str, shared: Place, pairs: Path, tmp_path: Path
-) -> None:
-    shared.train(name, "--objective.name", name, "--evaluation.pairs", pairs, ranks=1)
-    run = shared.folder / name
-    expected = records(run, "evaluation")[-1]
-    for model in (run, run / "export"):
-        out = tmp_path / model.name
-        assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
-        assert json.loads((out / "results.json").read_text())["accuracy"] == expected["pairs_accuracy"]
-        words = [str(model), "--data", str(shared.data), "--length", "64", "--examples", "25", "--json"]
-        found = json.loads(run_main(evaluate.main, *words))
-        for figure, value in found["figures"].items():
-            assert value == pytest.approx(expected[figure], rel=1e-4)
-        assert found["bits_per_character"] > 0
-        assert "has never seen a [MASK]" in run_main(evaluate.main, model, "--fill", "a [MASK]", code=2)
 
 
 @pytest.mark.slow

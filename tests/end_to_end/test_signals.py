@@ -20,19 +20,7 @@ from support.faults import (
 )
 from support.marks import slow
 from support.processes import wait_for
-from support.training import (
-    ENDLESS,
-    SAVES,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_well,
-    contents,
-    launch,
-    records,
-    stopped_at,
-    train,
-)
+from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, contents, records, stopped_at
 
 from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import INTERRUPTION, Code
@@ -60,9 +48,10 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(place: Plac
 
 @pytest.mark.slow
 def test_more_signals_during_the_save_change_nothing(place: Place, straight: Path) -> None:
-    command = place.command("run", *SAVES, "--checkpoints.every", "0")
+    command = ["run", *SAVES, "--checkpoints.every", "0"]
     step, gate = place.folder / "step", place.folder / "save"
-    going = launch(command, fault=partial(all_of, partial(hold_before, 4, step), partial(hold_saves_from, 1, gate)))
+    holds = partial(all_of, partial(hold_before, 4, step), partial(hold_saves_from, 1, gate))
+    going = place.launch(*command, fault=holds)
     wait_for(step.with_suffix(".held").exists)
     going.signal(signal.SIGTERM)
     step.touch()
@@ -73,7 +62,7 @@ def test_more_signals_during_the_save_change_nothing(place: Place, straight: Pat
     going.wait()  # only then rank 0 has told of its last step
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {going.step}, and saved")
     assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
-    assert_ended(launch(command), 0)
+    place.train(*command)
     assert_same(place.folder / "run", straight)
 
 
@@ -102,10 +91,11 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
 def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: Path, step: int, said: str) -> None:
     """A step of many micro-batches is given up, and done again by the next start with the same bits; where it is the
     first, that start begins anew."""
-    command, run = place.command("run", *SAVES), place.folder / "run"
-    assert_ended(launch(command, fault=partial(signal_within_step, step)), Code.STOPPED, f"by a signal {said}")
+    run = place.folder / "run"
+    going = place.launch("run", *SAVES, fault=partial(signal_within_step, step))
+    assert_ended(going, Code.STOPPED, f"by a signal {said}")
     assert len(list_finished(run)) == step - 1
-    assert_well(train(command))
+    place.train("run", *SAVES)
     assert_same(run, straight)
 
 
@@ -137,12 +127,12 @@ EVALUATING = ["--evaluation.every", "3", "--checkpoints.every", "3", "--checkpoi
 def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> None:
     """It is given up, and made up by the next start; so is one that a kill has made of no account."""
     place.train("straight", *EVALUATING, ranks=1)
-    command, run = place.command("run", *EVALUATING), place.folder / "run"
-    going = launch(command, 1, fault=partial(signal_within_evaluation, step))
+    command, run = ["run", *EVALUATING], place.folder / "run"
+    going = place.launch(*command, ranks=1, fault=partial(signal_within_evaluation, step))
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {step}, and saved")
     assert going.done()[0].output.count(f"saved {run}/checkpoints/step-{step:08}") == 1
     assert [record["step"] for record in records(run, "evaluation")] == [done for done in (3, 6) if done < step]
-    killed = launch(command, 1, fault=partial(kill_at, step + 2))
+    killed = place.launch(*command, ranks=1, fault=partial(kill_at, step + 2))
     assert [rank.code for rank in killed.wait()] == [-signal.SIGKILL]
-    assert_well(train(command, 1))
+    place.train(*command, ranks=1)
     assert_same(run, place.folder / "straight")

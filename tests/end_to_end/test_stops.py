@@ -8,17 +8,7 @@ from pathlib import Path
 import pytest
 from support.faults import stop_at
 from support.marks import slow
-from support.training import (
-    CUT,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    launch,
-    records,
-    train,
-)
+from support.training import CUT, Place, assert_ended, assert_same, assert_same_curve, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretraining.checkpoint.reading import load_checkpoint
@@ -44,9 +34,9 @@ MOVES: list[tuple[int, int, list[str]]] = [
 """ranks, the step after which they stop, and how they share the work until then"""
 
 
-def train_until(step: int, command: list[str], ranks: int = 2) -> str:
+def train_until(step: int, place: Place, *words: str, ranks: int = 2) -> str:
     """Trains until the run stops after a step. Returns what is printed."""
-    run = launch(command, ranks, fault=partial(stop_at, step))
+    run = place.launch(*words, ranks=ranks, fault=partial(stop_at, step))
     assert_ended(run, Code.STOPPED, f"after step {step}, and saved")
     return run.done()[0].output
 
@@ -56,10 +46,10 @@ def test_a_stopped_run_is_the_straight_one_bit_for_bit(
     place: Place, way: str, ranks: int, stops: tuple[int, ...]
 ) -> None:
     place.train("straight", *EVERY, *WAYS[way], ranks=ranks)
-    stopped = place.command("stopped", *EVERY, *WAYS[way])
+    stopped = ["stopped", *EVERY, *WAYS[way]]
     for step in stops:
-        train_until(step, stopped, ranks)
-    assert_well(train(stopped, ranks))
+        train_until(step, place, *stopped, ranks=ranks)
+    place.train(*stopped, ranks=ranks)
     assert_same(place.folder / "stopped", place.folder / "straight")
 
 
@@ -75,9 +65,9 @@ def assert_same_end(run: Path, straight: Path) -> None:
 def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str]) -> None:
     """A run may change its ranks, its ZeRO stage and its micro-batches on the way."""
     place.train("straight", *optimizer, ranks=1)
-    moved = place.command("moved", "--logging.tensorboard", "true", *optimizer)
-    outputs = [train_until(step, [*moved, *how], ranks) for ranks, step, how in MOVES]
-    assert_well(train([*moved, "--parallel.zero", "1", "--phases.1.micro-batch", "12"], 1))
+    moved = ["moved", "--logging.tensorboard", "true", *optimizer]
+    outputs = [train_until(step, place, *moved, *how, ranks=ranks) for ranks, step, how in MOVES]
+    place.train(*moved, "--parallel.zero", "1", "--phases.1.micro-batch", "12", ranks=1)
     assert "changed since then: ranks 2 -> 3" in outputs[2]
     assert "changed since then: phases.0.micro_batch 12 -> 2" in outputs[2]
     assert_same_end(place.folder / "moved", place.folder / "straight")

@@ -86,17 +86,19 @@ class Place:
     recipe: Path
     folder: Path
 
-    def command(self, run: str | Path, *more: object) -> list[str]:
+    def command(self, run: object, *more: object) -> list[str]:
         """The words of the command that trains in a folder of its own."""
-        return [str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]]
+        return [
+            str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / str(run), *more]
+        ]
 
-    def launch(self, run: str | Path, *more: object, **how: Any) -> Run:
+    def launch(self, *words: object, **how: Any) -> Run:
         """Starts the command, and lets it go on."""
-        return launch(self.command(run, *more), **how)
+        return launch(self.command(*words), **how)
 
-    def train(self, run: str | Path, *more: object, **how: Any) -> str:
+    def train(self, *words: object, **how: Any) -> str:
         """The command, which must end well, from its beginning to its end. Returns what it says."""
-        return assert_well(train(self.command(run, *more), **how))
+        return assert_well(train(self.command(*words), **how))
 
 
 # Runs.
