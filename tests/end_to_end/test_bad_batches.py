@@ -169,7 +169,7 @@ def leap_and_stop() -> None:
 def test_a_loss_that_leaps(place: Place, stops: bool) -> None:
     """Also where no checkpoint but that of the leap is kept, and where the run was stopped there: the next start leaves
     out the batches before it."""
-    more = LEAPS.split() if stops else [*LEAPS.split(), "--checkpoints.keep", "1"]
+    more = LEAPS if stops else [*LEAPS, "--checkpoints.keep", "1"]
     wanted = without(place, "without", 22, *more, count=2)
     if stops:
         assert_ended(place.launch("run", *more, fault=leap_and_stop), Code.STOPPED)

@@ -69,7 +69,7 @@ def test_a_branch_has_the_base_model_of_its_run(adapting: Place, bert: Path) -> 
 
 def test_sizes_and_vocabulary_come_from_the_folder(adapting: Place, bert: Path) -> None:
     change_config(bert, initializer_range=0.03)
-    assert f"begins with {bert}: 2 layers of 32, 229 pieces\n" in adapting.train("run", "--init", bert)
+    assert f"begins with {bert}: 2 layers of 32, 229 pieces\n" in adapting.train("run", "--init", bert, ranks=1)
     run, export = adapting.folder / "run", adapting.folder / "run" / "export"
     recipe = load_recipe(run / "recipe.toml")
     assert recipe.base_model == str(bert)
@@ -176,7 +176,8 @@ def test_positions_that_a_run_never_trained_are_copied(adapting: Place, place: P
     assert torch.equal(third[32:63], first[1:32])
 
 
-@pytest.mark.parametrize(("positions", "lengths"), [slow(64, ("32", "32")), (48, ("32", "48"))])
+@pytest.mark.slow
+@pytest.mark.parametrize(("positions", "lengths"), [(64, ("32", "32")), (48, ("32", "48"))])
 def test_the_recipe_takes_other_lengths(place: Place, positions: int, lengths: tuple[str, str]) -> None:
     """As the documentation says for data of one length and for a BERT with fewer positions."""
     bert = write_bert(place.folder / "bert", place.data, positions=positions)

@@ -8,11 +8,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support.processes import LAUNCHERS, ROOT, free_port, wait_for
 from support.training import COMMAND, Place, assert_same, records, train_straight
@@ -78,7 +79,8 @@ class Launched:
 
     def ranks(self) -> list[int]:
         """The processes that name the run's folder, which are the launcher, its ranks and what keeps them."""
-        return [pid for pid, words in command_lines() if str(self.run) in words]
+        found = psutil.process_iter(["cmdline"])
+        return [each.pid for each in found if str(self.run) in " ".join(each.info["cmdline"] or [])]
 
     def reach(self, step: int) -> None:
         """Waits for a step of the log."""
@@ -92,13 +94,6 @@ class Launched:
                 os.kill(pid, signal.SIGKILL)
         self.goes_on()
         os.close(self._terminal)
-
-
-def command_lines() -> Iterator[tuple[int, str]]:
-    """All processes, with the words that they were started with."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 @pytest.fixture

@@ -121,7 +121,7 @@ def test_a_port_in_use(place: Place) -> None:
 
 
 def test_a_profile_is_written(place: Place) -> None:
-    command, folder = place.command("run", "--profile", "1", "--phases.1.steps", "1"), place.folder / "run" / "profile"
+    command, folder = place.command("run", "--profile", "2", "--phases.1.steps", "1"), place.folder / "run" / "profile"
     [done] = train(command, 1)
     assert done.code == 0, done.errors
     assert f"profile: {folder / 'table.txt'}" in done.output

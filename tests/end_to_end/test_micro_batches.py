@@ -78,13 +78,6 @@ def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
     assert_same_curve(place.folder / "run", told, 1e-5)
 
 
-@pytest.mark.slow
-def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
-    stop_short(place)
-    output = place.train("run", *AUTO, "--precision.dtype", "bf16", fault=Capacity((9, 2)))
-    assert FOUND.format("short", 2) in output
-
-
 CURE = "take a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
 OTHERS = "or see what else takes memory there"
 
@@ -109,13 +102,16 @@ def test_a_micro_batch_that_does_not_fit_says_what_does(
 
 @pytest.mark.slow
 def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
-    """Another program has come to the memory while the run was stopped."""
+    """Another program has come to the memory while the run was stopped; what changes the memory is looked at anew."""
     stop_short(place)
     errors = assert_ended(place.launch("run", *AUTO, fault=Capacity((9, 3))), Code.CURE)
     assert 'phases.0.micro_batch = "auto": 4 x 32 pieces do not fit into the ' in errors
     assert errors.endswith(f"; give 3, {OTHERS}\n")
+    output = place.train("run", *AUTO, "--precision.dtype", "bf16", fault=Capacity((9, 2)))
+    assert FOUND.format("short", 2) in output
 
 
+@pytest.mark.slow
 def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> None:
     """By a warning alone, as text fills less than full sequences, and not where that phase is not to come."""
     words = [*fixed(4, 6), *FEW]

@@ -56,13 +56,13 @@ def test_a_run_learns_otherwise_from_a_phase_on(
 ) -> None:
     """It logs, scores and keeps what each phase has, and goes on with the same bits from each place in it."""
     run, figures = place.folder / "run", [f"{loss}_loss" for loss in losses.split()]
-    assert place.train(run, *words).count(f"continues after step 5\n{said}\n") == 1
+    assert place.train(run, *words, ranks=1).count(f"continues after step 5\n{said}\n") == 1
     for kind in ("step", "evaluation"):
         there = [(record["phase"], *(name for name in figures if name in record)) for record in records(run, kind)]
         assert {*there} == {(1, figures[0]), (2, figures[1])}
     for step in steps:
         again = stopped_at(run, place.folder / f"again {step}", step)
-        assert (said in place.train(again, *words)) == (step < 6)
+        assert (said in place.train(again, *words, ranks=1)) == (step < 6)
         assert_same(again, run)
     drawn = build_model(read_record(run / FOLDER / "step-00000006").shape).initialize(SEED).state_dict()
     before, after = read_kind(run, 5, WEIGHT), read_kind(run, 6, WEIGHT)

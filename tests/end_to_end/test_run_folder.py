@@ -50,15 +50,14 @@ def test_a_run_is_not_put_into_its_shards_nor_into_a_checkpoint(tmp_path: Path) 
 
 def test_a_folder_belongs_to_one_run(place: Place) -> None:
     """Until it ends, also where it is killed."""
-    run, first = place.folder / "run", place.launch("run", *ENDLESS)
+    run, first = place.folder / "run", place.launch("run", *ENDLESS, ranks=1)
     first.reach(1)
     owner = f"process {first.pids[0]} on {socket.gethostname()}"
-    told = f"error: rank 0: --out {run}: {owner} is training in this folder"
-    assert_ended(place.launch("run", *ENDLESS), 2, told)
+    assert_refused(place.command("run", *ENDLESS), f"error: --out {run}: {owner} is training in this folder")
     first.reach(first.step + 1)
     first.signal(signal.SIGKILL)
-    assert [rank.code for rank in first.wait()] == [-signal.SIGKILL] * 2
-    second = place.launch("run", *ENDLESS, fault=partial(stop_at, first.step + 1))
+    assert [rank.code for rank in first.wait()] == [-signal.SIGKILL]
+    second = place.launch("run", *ENDLESS, ranks=1, fault=partial(stop_at, first.step + 1))
     assert_ended(second, Code.STOPPED, "stopped by a signal")
     assert [record["step"] for record in records(run)] == list(range(1, first.step + 2))
 
@@ -83,9 +82,9 @@ def test_what_may_change_is_told(place: Place, straight: Path) -> None:
     rows = [line.split(maxsplit=2) for line in CHANGES.replace("999", str(threads + 1)).split("\n") if line]
     run = stopped_at(straight, place.folder / "run", 3)
     words = [word for name, value, _ in rows for word in (f"--{name}", value)]
-    output = place.train("run", "--checkpoints.keep", "9", "--phases.1.steps", "2", *words, ranks=1)
+    output = place.train("run", "--checkpoints.keep", "9", "--phases.1.steps", "2", *words)
     told = re.findall(r"^changed since then: (.*)", output, re.MULTILINE)
-    wanted = [*(f"{name} {change}" for name, _, change in rows), "phases.1.steps 3 -> 2", "ranks 2 -> 1"]
+    wanted = [*(f"{name} {change}" for name, _, change in rows), "phases.1.steps 3 -> 2"]
     assert sorted(told) == sorted([*wanted, f"threads of a rank {threads} -> {threads + 1}"])
     assert "continues after step 3\n" in output
     assert [record["step"] for record in records(run)] == [1, 2, 3, 4, 6]

@@ -28,7 +28,7 @@ WAYS = {
     "2 ZeRO 2": ["--parallel.zero", "2", "--phases.0.micro-batch", "6", "--phases.1.micro-batch", "3"],
     "2 bf16 ZeRO 2": ["--parallel.zero", "2", *BF16],
     "2 bf16 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "12", *BF16, *CUT],
-    "3 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "1", *CUT],
+    "3 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "2", *CUT],
 }
 """Ranks, and how they share the work."""
 DAILY = ("1 plain operations", "3 ZeRO 3")
