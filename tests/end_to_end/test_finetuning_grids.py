@@ -17,7 +17,7 @@ import pytest
 from support.base_models import write_bert
 from support.commands import has_ended, wait_for
 from support.finetuning import TASK, Toy, Tune, call, changed, fine_tune, kill_at, launch, outcome, results, slow_steps
-from support.processes import ROOT, run_launcher
+from support.processes import ROOT, run_launcher, shell_environment
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
@@ -27,7 +27,6 @@ from pretraining.processes.group import disconnect
 GRID = ["--learning-rates", "3e-3", "1e-3", "--seeds", "2"]
 NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
 LONG = ["--epochs", "60", "--checkpoints.every", "20"]
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
 ENTRY = str(ROOT / "finetuning" / "run_task.py")
 HEAD = "text\tlabel\n"
 GOOD = f"{HEAD}a good film\tgood\na bad film\tbad\na fine plot\tgood\n"
@@ -185,7 +184,7 @@ def start(toy: Toy) -> Iterator[Start]:
     def call(*more: object) -> subprocess.Popen[str]:
         command = [sys.executable, ENTRY, *toy.command("out", *GRID, *more, "--search.jobs", "2")]
         pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, start_new_session=True, **pipes))
+        started.append(subprocess.Popen(command, env=shell_environment(), start_new_session=True, **pipes))
         return started[-1]
 
     yield call
@@ -262,7 +261,7 @@ def test_workers_end_with_their_command(
 def test_mpirun(toy: Toy, straight_toy: dict[str, Any]) -> None:
     """torchrun is in docs/finetuning.md, whose commands are typed by tests/test_pages.py."""
     words = f"mpirun --allow-run-as-root --oversubscribe -n 2 {sys.executable} {ENTRY}"
-    done = run_launcher([*words.split(), *toy.command("ranks")], ENVIRONMENT, toy.folder)
+    done = run_launcher([*words.split(), *toy.command("ranks")], {}, toy.folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert results(toy.folder / "ranks")["scores"] == straight_toy["toy/results.json"]["scores"]
     assert results(toy.folder / "ranks")["runs"]["lr0.003-seed1"]["ranks"] == 2

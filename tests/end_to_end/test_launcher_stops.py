@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import signal
 import sys
 import time
@@ -15,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.processes import LAUNCHERS, ROOT, free_port, wait_for
+from support.processes import ROOT, find_program, free_port, shell_environment, wait_for
 from support.training import COMMAND, Place, assert_same, records, train_straight
 
 from data_prep.common.files import read_json
@@ -35,14 +34,8 @@ class Launched:
 
     def __init__(self, launcher: str, arguments: Sequence[str], entry: Path):
         words = [*launcher.format(port=free_port()).split(), str(entry), *arguments]
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        program = shutil.which(words[0], path=path)
-        if program is None:
-            pytest.skip(f"no {words[0]} here")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-        modules = f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
-        environment = {**inherited, "PATH": path, "PYTHONPATH": modules, "TERM": "xterm"}
-        environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        program = find_program(words[0])
+        environment = shell_environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", TERM="xterm")
         self.pid, self._terminal = pty.fork()
         if not self.pid:
             for number in (signal.SIGINT, signal.SIGHUP):  # which tests in the background or under nohup ignore

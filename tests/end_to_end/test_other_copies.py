@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.copies import write_other_copy
-from support.processes import free_port
+from support.processes import free_port, shell_environment
 from support.training import FEW, Place
 
 
@@ -25,8 +25,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run(*words: object) -> None:
     """Runs a command to its end, which must be a good one."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    command = [sys.executable, *map(str, words)]
+    environment, command = shell_environment(PYTHONPATH=os.environ["PYTHONPATH"]), [sys.executable, *map(str, words)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
 
