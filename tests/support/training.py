@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.commands import run_main
 from support.faults import stop_at
 from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
@@ -176,13 +175,10 @@ def assert_refused(command: Sequence[str], *messages: str) -> str:
     from pretraining import train
     from pretraining.processes.group import disconnect
 
-    threads, said = torch.get_num_threads(), io.StringIO()
-    with redirect_stderr(said), redirect_stdout(io.StringIO()):
-        code = train.main(list(command))
+    threads = torch.get_num_threads()
+    errors = run_main(train.main, *command, code=2)
     disconnect()
     torch.set_num_threads(threads)
-    errors = said.getvalue()
-    assert code == 2, errors
     for message in messages:
         assert errors.count(message) == 1, errors
     assert errors.count("error: ") == 1
@@ -193,17 +189,16 @@ def assert_refused(command: Sequence[str], *messages: str) -> str:
 # What a run leaves.
 
 
-def records(run: Path, kind: str = "step") -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl: "step" or "evaluation"."""
+def records(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of these kinds, which are "step", the usual one, "evaluation" and "note"."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
+    return [line for line in lines if line["kind"] in (kinds or ("step",))]
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
     """The metrics, without what the clock says and notes on readers."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if line["kind"] != "note"]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in kept]
+    lines = records(run, "step", "evaluation")
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def state(run: Path) -> dict[str, Tensor]:
