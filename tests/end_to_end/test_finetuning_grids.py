@@ -29,8 +29,9 @@ NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
 LONG = ["--epochs", "60", "--checkpoints.every", "20"]
 ENTRY = str(ROOT / "finetuning" / "run_task.py")
 HEAD = "text\tlabel\n"
-GOOD = f"{HEAD}a good film\tgood\na bad film\tbad\na fine plot\tgood\n"
-UNUSUAL = f'{GOOD}a "fine" film, "good\tgood\n"\tbad\n{"film " * 10_000}\tgood\n\tgood\n'.replace("\n", "\r\n")
+UNUSUAL = f'{HEAD}a good film\tgood\na "fine" film, "good\tgood\n"\tbad\n{"film " * 10_000}\tgood\n\tgood\n'.replace(
+    "\n", "\r\n"
+)
 """Quotes, a very long text and an empty one, with the ends of lines of Windows."""
 
 
@@ -92,19 +93,10 @@ def test_what_was_begun_otherwise_is_refused(
     assert outcome(begun) == before
 
 
-def test_a_file_is_refused(toy: Toy, tmp_path: Path, tune: Tune) -> None:
-    """The other faults of files, tables, labels and descriptions are in tests/finetuning/."""
-    data = changed(toy, tmp_path / "data", {"dev.tsv": f"{GOOD}a great film\tsuperb\n"})
-    errors = tune(toy.command("out", data=data), code=2)
-    assert f"{data}/dev.tsv:5: unknown label 'superb'" in errors
-    assert errors.count("error: ") == 1
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_files_of_unusual_forms_are_taken(toy: Toy, tmp_path: Path) -> None:
     """With a BOM, more classes than rows, and one class of several."""
-    rows, task = b"\xef\xbb\xbf" + UNUSUAL.encode(), f'{TASK}labels = ["good", "bad", "c", "d"]\n'
+    rows, task = b"\xef\xbb\xbf" + UNUSUAL.replace("\n", "\r\n").encode(), f'{TASK}labels = ["good", "bad", "c", "d"]\n'
     unusual = changed(toy, tmp_path / "data", {"train.tsv": f"{HEAD}film\tgood\n", "dev.tsv": rows, "toy.toml": task})
     said = assert_well(fine_tune(toy.command("out", "--epochs", "1", data=unusual)))
     answers = (toy.folder / "out" / "toy" / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]

