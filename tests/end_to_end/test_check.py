@@ -13,17 +13,6 @@ from pretraining import train as entry
 
 
 @pytest.mark.usefixtures("leaves_group")
-def test_an_open_micro_batch_is_an_estimate_and_said_to_be() -> None:
-    """For GPUs elsewhere, as on a login node, or for this machine."""
-    command = ["--recipe", "bert_large_lamb", "--check", "--ranks", "8"]
-    for gpu, memory, micro_batch in (("a100-40", "40", 256), ("a100-80", "80", 512)):
-        printed = run_main(entry.main, *command, "--gpu", gpu)
-        assert f"65,536 = ~{micro_batch} x ~{8192 // micro_batch} x 8" in printed
-        assert f'a micro-batch with ~ is "auto", an estimate for a GPU of {memory} GB' in printed
-        assert "bf16 on 8 ranks" in printed
-
-
-@pytest.mark.usefixtures("leaves_group")
 def test_the_plan_with_data(place: Place) -> None:
     command = ["--recipe", str(place.recipe), "--data", str(place.data), "--check"]
     first = run_main(entry.main, *command)

@@ -10,18 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from support.base_models import write_bert
 from support.commands import run_main
 from support.finetuning import Toy, fine_tune, results
 from support.training import CUT, Place, assert_goes_on, assert_refused, assert_well, records
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
 
 from finetuning import prediction, run_pairs
 from pretraining import evaluate, export
@@ -92,10 +85,10 @@ def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path) -> No
 def test_masks_are_filled_in_from_the_piece_before(model: Path) -> None:
     said = run_main(evaluate.main, model, "--fill", "the [MASK] of the river", "--best", "3", "--json")
     (found,) = json.loads(said)["fillings"]
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
     inputs = tokenizer("the [MASK] of the river", return_tensors="pt")
     at = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-    theirs: Any = AutoModelForMaskedLM.from_pretrained(model)
+    theirs: Any = transformers.AutoModelForMaskedLM.from_pretrained(model)
     best = theirs.eval()(**inputs).logits[0, at - 1].softmax(0).topk(3)
     assert [each["piece"] for each in found] == tokenizer.convert_ids_to_tokens(best.indices.tolist())
     assert [each["probability"] for each in found] == pytest.approx(best.values.tolist(), rel=1e-4)
@@ -121,9 +114,9 @@ def test_pairs_are_scored_either_way(model: Path, tmp_path: Path) -> None:
     """As transformers computes it: from the piece before each mask, and of the same weights as a decoder."""
     sentences = ("the river is long", "river the long is")
     (tmp_path / "pairs.tsv").write_text("good\tbad\n" + "\t".join(sentences) + "\n")
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    masked: Any = AutoModelForMaskedLM.from_pretrained(model)
-    causal: Any = AutoModelForCausalLM.from_pretrained(model, is_decoder=True)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
+    masked: Any = transformers.AutoModelForMaskedLM.from_pretrained(model)
+    causal: Any = transformers.AutoModelForCausalLM.from_pretrained(model, is_decoder=True)
     for sees in ("both", "before"):
         out = tmp_path / sees
         words = ["--model", str(model), "--pairs", str(tmp_path / "pairs.tsv"), "--out", str(out), "--sees", sees]
@@ -164,14 +157,14 @@ def test_an_export_is_what_it_says(name: str, trained: Place, tmp_path: Path) ->
     assert (learns.objective, learns.pairs, learns.sees) == (name, False, SEES[name])
     if name == "rtl":
         assert config["model_type"] == "cloze-rtl"
-        for kind in (AutoConfig, AutoModel, AutoModelForCausalLM):
+        for kind in (transformers.AutoConfig, transformers.AutoModel, transformers.AutoModelForCausalLM):
             with pytest.raises(ValueError, match="cloze-rtl"):
                 kind.from_pretrained(again)
         assert "No class of transformers" in card
         return
     assert (config["model_type"], config["is_decoder"]) == ("bert", True)
     assert "AutoModelForCausalLM" in card
-    assert AutoModelForCausalLM.from_pretrained(again).config.is_decoder
+    assert transformers.AutoModelForCausalLM.from_pretrained(again).config.is_decoder
 
 
 def assert_fine_tuned(toy: Toy, sees: str, *more: str) -> Path:
@@ -197,4 +190,4 @@ def test_it_is_fine_tuned_one_way_without_being_told(name: str, trained: Place, 
     folder = assert_fine_tuned(dataclasses.replace(toy, model=trained.folder / "straight" / "export"), SEES[name])
     assert json.loads((folder / "config.json").read_text())["model_type"] == f"cloze-{name}"
     with pytest.raises(ValueError, match=f"cloze-{name}"):
-        AutoModelForSequenceClassification.from_pretrained(folder)
+        transformers.AutoModelForSequenceClassification.from_pretrained(folder)

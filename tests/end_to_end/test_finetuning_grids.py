@@ -29,9 +29,8 @@ NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
 LONG = ["--epochs", "60", "--checkpoints.every", "20"]
 ENTRY = str(ROOT / "finetuning" / "run_task.py")
 HEAD = "text\tlabel\n"
-UNUSUAL = f'{HEAD}a good film\tgood\na "fine" film, "good\tgood\n"\tbad\n{"film " * 10_000}\tgood\n\tgood\n'.replace(
-    "\n", "\r\n"
-)
+LONG_TEXT = "film " * 10_000
+UNUSUAL = f'{HEAD}a good film\tgood\na "fine" film, "good\tgood\n"\tbad\n{LONG_TEXT}\tgood\n\tgood\n'
 """Quotes, a very long text and an empty one, with the ends of lines of Windows."""
 
 

@@ -102,12 +102,3 @@ def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: P
     given = dataclasses.replace(unpaired, folder=place.folder).command("run", "--data.allow_other", "true")
     errors = assert_refused(given, "  the head for next sentences was True, now False\nto start a new run ")
     assert errors.endswith(f": --init {run} --out NEW\n")
-
-
-@pytest.mark.slow
-def test_heads_begin_anew_where_there_are_pairs(unpaired: Place, place: Place) -> None:
-    source = unpaired.folder / "straight"
-    place.train("run", "--init", source / "export", *STILL, ranks=1)
-    after, before = exported_weights(place.folder / "run"), exported_weights(source)
-    assert all(torch.equal(after[weight], before[weight]) for weight in before)
-    assert records(place.folder / "run")[-1]["next_loss"] == pytest.approx(0.69, abs=0.05)

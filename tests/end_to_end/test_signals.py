@@ -8,16 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import (
-    all_of,
-    hold_before,
-    hold_saves_from,
-    hold_start,
-    kill_at,
-    mark_meeting,
-    signal_within_evaluation,
-    signal_within_step,
-)
+from support import faults
 from support.marks import slow
 from support.processes import wait_for
 from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, contents, records, stopped_at
@@ -35,7 +26,7 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(place: Plac
     stops = (2, ((signal.SIGTERM, 1),), Code.STOPPED, "a signal"), (4, ctrl_c, Code.INTERRUPTED, "Ctrl-C")
     for step, signals, code, cause in stops:
         gate = place.folder / f"gate-{step}"
-        going = place.launch("run", *SAVES, fault=partial(hold_before, step, gate))
+        going = place.launch("run", *SAVES, fault=partial(faults.hold_before, step, gate))
         wait_for(gate.with_suffix(".held").exists)
         for each in signals:
             going.signal(*each)
@@ -50,7 +41,7 @@ def test_a_signal_to_one_rank_and_a_ctrl_c_to_all_stop_in_good_order(place: Plac
 def test_more_signals_during_the_save_change_nothing(place: Place, straight: Path) -> None:
     command = ["run", *SAVES, "--checkpoints.every", "0"]
     step, gate = place.folder / "step", place.folder / "save"
-    holds = partial(all_of, partial(hold_before, 4, step), partial(hold_saves_from, 1, gate))
+    holds = partial(faults.all_of, partial(faults.hold_before, 4, step), partial(faults.hold_saves_from, 1, gate))
     going = place.launch(*command, fault=holds)
     wait_for(step.with_suffix(".held").exists)
     going.signal(signal.SIGTERM)
@@ -75,7 +66,7 @@ def test_a_run_that_is_stopped_while_it_starts(place: Place, straight: Path, com
     (run / "lock").unlink()
     gate = place.folder / "gate"
     held = gate.with_suffix(".held")
-    fault = partial(mark_meeting, held) if come == 1 else partial(hold_start, gate)
+    fault = partial(faults.mark_meeting, held) if come == 1 else partial(faults.hold_start, gate)
     going = place.launch("run", *SAVES, fault=fault, come=come)
     wait_for(held.exists)
     going.signal(signal.SIGTERM)
@@ -92,7 +83,7 @@ def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: P
     """A step of many micro-batches is given up, and done again by the next start with the same bits; where it is the
     first, that start begins anew."""
     run = place.folder / "run"
-    going = place.launch("run", *SAVES, fault=partial(signal_within_step, step))
+    going = place.launch("run", *SAVES, fault=partial(faults.signal_within_step, step))
     assert_ended(going, Code.STOPPED, f"by a signal {said}")
     assert len(list_finished(run)) == step - 1
     place.train("run", *SAVES)
@@ -101,7 +92,7 @@ def test_a_signal_does_not_wait_for_the_rest_of_a_step(place: Place, straight: P
 
 def test_a_second_ctrl_c_ends_at_once(place: Place) -> None:
     gate = place.folder / "gate"
-    going = place.launch("run", *ENDLESS, fault=partial(hold_saves_from, 2, gate))
+    going = place.launch("run", *ENDLESS, fault=partial(faults.hold_saves_from, 2, gate))
     wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
     wait_for(lambda: STOPPING in going.done()[0].output)
@@ -113,7 +104,7 @@ def test_a_second_ctrl_c_ends_at_once(place: Place) -> None:
 
 def test_ctrl_c_before_the_first_step_ends_at_once(place: Place) -> None:
     gate = place.folder / "gate"
-    going = place.launch("run", fault=partial(hold_start, gate))
+    going = place.launch("run", fault=partial(faults.hold_start, gate))
     wait_for(gate.with_suffix(".held").exists)
     going.signal(signal.SIGINT)
     assert assert_ended(going, Code.INTERRUPTED).strip() == INTERRUPTION
@@ -128,11 +119,11 @@ def test_a_signal_does_not_wait_for_an_evaluation(place: Place, step: int) -> No
     """It is given up, and made up by the next start; so is one that a kill has made of no account."""
     place.train("straight", *EVALUATING, ranks=1)
     command, run = ["run", *EVALUATING], place.folder / "run"
-    going = place.launch(*command, ranks=1, fault=partial(signal_within_evaluation, step))
+    going = place.launch(*command, ranks=1, fault=partial(faults.signal_within_evaluation, step))
     assert_ended(going, Code.STOPPED, f"stopped by a signal after step {step}, and saved")
     assert going.done()[0].output.count(f"saved {run}/checkpoints/step-{step:08}") == 1
     assert [record["step"] for record in records(run, "evaluation")] == [done for done in (3, 6) if done < step]
-    killed = place.launch(*command, ranks=1, fault=partial(kill_at, step + 2))
+    killed = place.launch(*command, ranks=1, fault=partial(faults.kill_at, step + 2))
     assert [rank.code for rank in killed.wait()] == [-signal.SIGKILL]
     place.train(*command, ranks=1)
     assert_same(run, place.folder / "straight")
