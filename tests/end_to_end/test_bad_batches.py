@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
-from support.faults import BAD, Poison, stop_at
+from support.faults import BAD, Poison, all_of, stop_at
 from support.marks import slow
 from support.training import SAVES, SEED, Place, assert_ended, assert_same, distance, records, state, train_straight
 
@@ -158,12 +159,6 @@ def test_a_leap_too_early_to_go_back_is_told(place: Place) -> None:
     assert errors.count("\n") == 1
 
 
-def leap_and_stop() -> None:
-    """A fault: the loss leaps in a step, and a signal stops the run after it."""
-    Poison("leap", "batch", 22)()
-    stop_at(23)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("stops", [False, True])
 def test_a_loss_that_leaps(place: Place, stops: bool) -> None:
@@ -172,7 +167,8 @@ def test_a_loss_that_leaps(place: Place, stops: bool) -> None:
     more = LEAPS if stops else [*LEAPS, "--checkpoints.keep", "1"]
     wanted = without(place, "without", 22, *more, count=2)
     if stops:
-        assert_ended(place.launch("run", *more, fault=leap_and_stop), Code.STOPPED)
+        both = partial(all_of, Poison("leap", "batch", 22), partial(stop_at, 23))
+        assert_ended(place.launch("run", *more, fault=both), Code.STOPPED)
         assert list_finished(place.folder / "run")[-1].name == "step-00000023"
     going = place.launch("run", *more, fault=Poison("leap", "batch", 22))
     assert_ended(going, 0, "; the run goes back")
