@@ -11,17 +11,7 @@ import pytest
 import torch
 from support.commands import run_main
 from support.damage import flip
-from support.training import (
-    CUT,
-    SAVES,
-    Place,
-    assert_refused,
-    assert_same,
-    assert_well,
-    records,
-    stopped_at,
-    train,
-)
+from support.training import CUT, SAVES, Place, assert_refused, assert_same, records, stopped_at, train
 
 from pretraining import evaluate
 from pretraining import export as exporting
@@ -34,11 +24,11 @@ AVERAGES = [*SAVES, "--checkpoints.average", "3"]
 
 
 @pytest.fixture(scope="module")
-def averaged(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def averaged(shared: Place, straight: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two ranks that averages its last three checkpoints."""
     place = replace(shared, folder=tmp_path_factory.mktemp("runs"))
-    output = assert_well(train(place.command("averaged", *AVERAGES)))
-    run = place.folder / "averaged"
+    run = stopped_at(straight, place.folder / "averaged", 7)
+    output = place.train("averaged", *AVERAGES)
     assert f"{run / AVERAGED}: exported" in output
     assert f'from_pretrained("{run / AVERAGED}")' in output or "no better" in output
     return run
@@ -48,24 +38,19 @@ def test_an_average_is_the_mean_and_is_compared_with_the_last(
     place: Place, straight: Path, averaged: Path, tmp_path: Path
 ) -> None:
     assert_same(averaged, straight)
-    steps = (6, 7, 8)
-    weights = read_folder(averaged / AVERAGED)[1]
-    sources = [load_checkpoint(averaged, f"step-{step:08}")[1] for step in steps]
-    for name, weight in weights.items():
+    sources = [load_checkpoint(averaged, f"step-{step:08}")[1] for step in (6, 7, 8)]
+    for name, weight in read_folder(averaged / AVERAGED)[1].items():
         mean = torch.stack([source[name].double() for source in sources]).mean(0)
         assert torch.allclose(weight.double(), mean, rtol=1e-6, atol=1e-8), name
-    found = json.loads((averaged / AVERAGE).read_text())
-    assert found["steps"] == [*steps]
-    assert found["last_loss"] == pytest.approx(
-        sum(records(averaged, "evaluation")[-1][f"{name}_loss"] for name in ("masked", "next"))
-    )
-    words = [str(averaged / AVERAGED), "--data", str(place.data), "--length", "64", "--examples", "25", "--json"]
+    found, last = json.loads((averaged / AVERAGE).read_text()), records(averaged, "evaluation")[-1]
+    assert found["steps"] == [6, 7, 8]
+    assert found["last_loss"] == pytest.approx(last["masked_loss"] + last["next_loss"])
+    words = (averaged / AVERAGED, "--data", place.data, "--length", "64", "--examples", "25", "--json")
     figures = json.loads(run_main(evaluate.main, *words))["figures"]
     assert found["loss"] == pytest.approx(figures["masked_loss"] + figures["next_loss"], rel=1e-5)
-    card = (averaged / AVERAGED / "README.md").read_text()
-    assert "the mean of those after steps 6, 7, 8" in card
+    assert "the mean of those after steps 6, 7, 8" in (averaged / AVERAGED / "README.md").read_text()
     assert StoredModel.open(str(averaged / AVERAGED)).summary().name == "averaged-averaged"
-    assert exporting.main([str(averaged), "--out", str(tmp_path / "again"), "--average", "3"]) == 0
+    run_main(exporting.main, averaged, "--out", tmp_path / "again", "--average", "3")
     again = (tmp_path / "again" / "model.safetensors").read_bytes()
     assert again == (averaged / AVERAGED / "model.safetensors").read_bytes()
 
@@ -75,13 +60,12 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
     before = (run / AVERAGED / "model.safetensors").read_bytes()
     shutil.rmtree(run / AVERAGED)
     (run / AVERAGE).unlink()
-    output = assert_well(train(place.command(run, *AVERAGES), ranks=1))
+    output = place.train(run, *AVERAGES, ranks=1)
     assert "was not compared with the last one" in output
     assert (run / AVERAGED / "model.safetensors").read_bytes() == before
     flip(run / FOLDER / "step-00000006" / RECORD)  # which the last two do not need, and three do
-    output = assert_well(train(place.command(run, *SAVES, "--checkpoints.average", "2"), ranks=1))
-    assert "of 2 checkpoints, of steps 7, 8, was not compared" in output
-    assert (run / AVERAGED / "model.safetensors").read_bytes() != before
+    run_main(exporting.main, run, "--out", tmp_path / "two", "--average", "2")
+    assert (tmp_path / "two" / "model.safetensors").read_bytes() != before
     shutil.rmtree(run / EXPORT)
     (said,) = train(place.command(run, *AVERAGES), ranks=1)
     assert (said.code, (run / EXPORT / "config.json").exists()) == (0, True)
@@ -90,34 +74,22 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
 
 def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: Path) -> None:
     assert_refused(place.command("few", "--checkpoints.keep", "2", "--checkpoints.average", "3"), "keep 3")
-    for words, reason in (
-        (["--average", "9"], "has 8 checkpoints with the same weights"),
-        (["--average", "1"], "take 2 or more"),
-        (["--average", "2", "--checkpoint", "step-00000008"], "give one of them"),
+    for source, words, reason in (
+        (averaged, "--average 9", "has 8 checkpoints with the same weights"),
+        (averaged, "--average 1", "take 2 or more"),
+        (averaged, "--average 2 --checkpoint step-00000008", "give one of them"),
+        (averaged / AVERAGED, "--average 2", "folder of transformers"),
+        (list_finished(averaged)[0], "--checkpoint step-9", "is the checkpoint of step 1 itself"),
     ):
-        assert reason in run_main(exporting.main, averaged, "--out", tmp_path / "out", *words, code=2)
-    said = run_main(exporting.main, list_finished(averaged)[0], "--out", tmp_path, "--checkpoint", "step-9", code=2)
-    assert "is the checkpoint of step 1 itself" in said
-    assert "folder of transformers" in run_main(
-        exporting.main, averaged / AVERAGED, "--out", tmp_path / "out", "--average", "2", code=2
-    )
+        assert reason in run_main(exporting.main, source, "--out", tmp_path / "out", *words.split(), code=2)
 
 
 @pytest.mark.slow
 def test_weights_are_averaged_that_no_rank_has_whole(place: Place, other_data: Path) -> None:
-    """Nothing is held out, so that no validation has gathered them."""
-    words = [*SAVES, *CUT, "--parallel.zero", "3", "--checkpoints.average", "2", "--data", str(other_data)]
-    output = assert_well(train(place.command("run", *words)))
-    assert "of 2 checkpoints, of steps 7, 8, was not compared with the last one" in output
-
-
-@pytest.mark.slow
-def test_checkpoints_of_another_objective_are_not_averaged(place: Place, tmp_path: Path) -> None:
-    """Under ZeRO 3, and of the last phase alone, whose model has other heads."""
-    words = [*SAVES, "--checkpoints.average", "9", "--phases.0.objective", "ltr", "--parallel.zero", "3"]
-    assert_well(train(place.command("phases", *words)))
-    run = place.folder / "phases"
-    assert json.loads((run / AVERAGE).read_text())["steps"] == [6, 7, 8]
-    assert "has 3 checkpoints with the same weights" in run_main(
-        exporting.main, run, "--out", tmp_path / "out", "--average", "4", code=2
-    )
+    """Nothing is held out, so that no validation has gathered them; of the last phase alone, whose heads are others."""
+    words = [*SAVES, *CUT, "--parallel.zero", "3", "--checkpoints.average", "9", "--data", str(other_data)]
+    output = place.train("run", *words, "--phases.0.objective", "ltr")
+    assert "of 3 checkpoints, of steps 6, 7, 8, was not compared with the last one" in output
+    words = ["--out", str(place.folder / "out"), "--average", "4"]
+    said = run_main(exporting.main, place.folder / "run", *words, code=2)
+    assert "has 3 checkpoints with the same weights" in said

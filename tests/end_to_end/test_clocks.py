@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 from support.faults import jumping_clock, slow_steps
-from support.marks import slow
-from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, assert_well, launch, records, train
+from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, launch, records
 
 from pretraining.checkpoint.record import list_finished
 from pretraining.processes.ending import Code
@@ -18,11 +16,9 @@ from pretraining.processes.ending import Code
 pytestmark = pytest.mark.timed
 
 
-@pytest.mark.parametrize("told", ["--time-limit", slow("Slurm")])
-def test_the_time_limit(place: Place, told: str) -> None:
-    words = ["--time-limit", "4s"] if told == "--time-limit" else []
-    variables = {} if words else {"SLURM_JOB_END_TIME": str(int(time.time()) + 5)}
-    going = launch(place.command("run", *ENDLESS, *words), environment=variables)
+def test_the_time_limit(place: Place) -> None:
+    """That of Slurm's job is found in tests/pretraining/processes/test_stopping.py."""
+    going = place.launch("run", *ENDLESS, "--time-limit", "4s")
     assert_ended(going, Code.STOPPED, "stopped by the time limit after step ", "and saved")
     assert 0 < going.step < 5000
     assert list_finished(place.folder / "run")[-1].name == f"step-{going.step:08}"
@@ -49,7 +45,7 @@ def seconds_of(lines: list[dict[str, float]], phase: int) -> float:
 def test_by_the_clock(place: Place) -> None:
     """It ends on time, and says how much is left."""
     place = by_the_clock(place, 0.002, 0.75, 0.25)
-    output = assert_well(train(place.command("run", "--logging.every", "7")))
+    output = place.train("run", "--logging.every", "7")
     lines = records(place.folder / "run")
     ends = [max(line["step"] for line in lines if line["phase"] == phase) for phase in (1, 2)]
     first, second = (seconds_of(lines, phase) for phase in (1, 2))
@@ -76,7 +72,7 @@ def test_slow_steps_end_no_phase_early(place: Place) -> None:
 
 
 def test_a_clock_that_jumps(place: Place, straight: Path) -> None:
-    assert_ended(launch(place.command("run", *SAVES), fault=jumping_clock), 0)
+    assert_ended(place.launch("run", *SAVES, fault=jumping_clock), 0)
     assert_same(place.folder / "run", straight)
     for kind, name in (("step", "seconds_per_step"), ("evaluation", "evaluation_seconds")):
         assert all(0 < line[name] < 600 for line in records(place.folder / "run", kind))
@@ -85,26 +81,7 @@ def test_a_clock_that_jumps(place: Place, straight: Path) -> None:
 @pytest.mark.slow
 def test_a_clock_that_jumps_in_a_run_by_the_clock(place: Place) -> None:
     place = by_the_clock(place, 0.001, 0.5, 0.5)
-    assert_ended(launch(place.command("run"), fault=jumping_clock), 0)
+    assert_ended(place.launch("run", fault=jumping_clock), 0)
     lines = records(place.folder / "run")
     assert all(1.0 < seconds_of(lines, phase) < 60.0 for phase in (1, 2))  # of 1.8, and what the last step takes more
     assert all(0 <= line["seconds_left"] <= 3.6 for line in lines)
-
-
-@pytest.mark.slow
-def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(place: Place) -> None:
-    place = by_the_clock(place, 0.001, 0.5, 0.5)
-    path = place.folder / "pairs.tsv"
-    path.write_text("good\tbad\na b\tb a\n")
-    assert_well(train(place.command("run", "--evaluation.every", "1", "--evaluation.pairs", path)))
-    lines = records(place.folder / "run", "evaluation")
-    ends = [number for number, line in enumerate(lines) if "pairs_accuracy" in line]
-    assert len(ends) == 2
-    for number in ends:
-        before, last = lines[number - 1], lines[number]
-        assert before["step"] == last["step"]
-        assert before["scored_examples"] > last["scored_examples"] == 0
-        assert "masked_loss" not in last
-    card = (place.folder / "run" / "export" / "README.md").read_text()
-    assert "minimal pairs" in card
-    assert "masked loss" in card

@@ -9,23 +9,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after
+from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after, stay_in_the_group
 from support.processes import wait_for
-from support.run_folders import status
-from support.training import (
-    ENDLESS,
-    SAVES,
-    Place,
-    assert_ended,
-    assert_same,
-    launch,
-    train,
-    train_straight,
-)
+from support.training import SAVES, Place, assert_ended, assert_same, launch, train, train_straight
 
-from data_prep.common.files import read_json
 from pretraining.checkpoint.record import FOLDER
-from pretraining.processes.ending import ENDED, STACKS, Code
+from pretraining.processes.ending import Code
 
 
 def kill(command: list[str], checkpoints: Path, step: int, draw: random.Random, save: bool) -> None:
@@ -61,23 +50,16 @@ def test_a_run_whose_ranks_are_killed_is_the_straight_one(place: Place, straight
     kill_and_compare(place, straight, SAVES, last=5, kills=2)
 
 
-def test_a_rank_that_wakes_late_leaves_the_next_start_alone(place: Place) -> None:
-    command, run = place.command("run", *ENDLESS), place.folder / "run"
-    first = launch(command, fault=partial(miss_ranks_after, 6.0))
-    first.reach(2)
-    first.signal(signal.SIGSTOP, 1)
-    assert first.wait(90, 0)[0].code == Code.RANK_LOST
-    blame = read_json(run / ENDED)["reason"]
-    assert blame.startswith("rank 1 has ended, or cannot be reached any more\n")
-    second = launch(command)
-    second.reach(first.step + 1)
-    first.signal(signal.SIGCONT, 1)
-    assert first.wait()[1].code == Code.RANK_LOST
-    assert not [name for name in (ENDED, STACKS) if (run / name).exists()]
-    assert status(run).state == "running"
-    second.signal(signal.SIGUSR1)
-    assert_ended(second, Code.STOPPED)
-    assert read_json(run / ENDED)["code"] == Code.STOPPED
+def test_a_rank_that_fails_alone_says_why_and_all_end(place: Place) -> None:
+    """Though they cannot leave their process group, as NCCL's where a kernel waits for ranks that never come."""
+    run = place.launch("run", fault=partial(stay_in_the_group, 3))
+    assert_ended(run, Code.CURE, "error: rank 1: no room\n")
+
+
+@pytest.mark.slow
+def test_a_good_run_ends_though_its_group_cannot_be_left(place: Place, straight: Path) -> None:
+    place.train("run", *SAVES, fault=stay_in_the_group)
+    assert_same(place.folder / "run", straight)
 
 
 @pytest.mark.slow

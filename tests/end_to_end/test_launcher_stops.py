@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import pty
-import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
-from support.marks import slow
-from support.processes import LAUNCHERS, ROOT, free_port, wait_for
-from support.training import COMMAND, Place, assert_same, assert_well, records, train, train_straight
+from support.processes import ROOT, find_program, free_port, shell_environment, wait_for
+from support.training import COMMAND, Place, assert_same, records, train_straight
 
 from data_prep.common.files import read_json
 from pretraining.checkpoint.record import FOLDER, list_finished
@@ -35,14 +34,8 @@ class Launched:
 
     def __init__(self, launcher: str, arguments: Sequence[str], entry: Path):
         words = [*launcher.format(port=free_port()).split(), str(entry), *arguments]
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        program = shutil.which(words[0], path=path)
-        if program is None:
-            pytest.skip(f"no {words[0]} here")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-        modules = f"{ROOT}:{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
-        environment = {**inherited, "PATH": path, "PYTHONPATH": modules, "TERM": "xterm"}
-        environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        program = find_program(words[0])
+        environment = shell_environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", TERM="xterm")
         self.pid, self._terminal = pty.fork()
         if not self.pid:
             for number in (signal.SIGINT, signal.SIGHUP):  # which tests in the background or under nohup ignore
@@ -79,7 +72,8 @@ class Launched:
 
     def ranks(self) -> list[int]:
         """The processes that name the run's folder, which are the launcher, its ranks and what keeps them."""
-        return [pid for pid, words in command_lines() if str(self.run) in words]
+        found = psutil.process_iter(["cmdline"])
+        return [each.pid for each in found if str(self.run) in " ".join(each.info["cmdline"] or [])]
 
     def reach(self, step: int) -> None:
         """Waits for a step of the log."""
@@ -93,13 +87,6 @@ class Launched:
                 os.kill(pid, signal.SIGKILL)
         self.goes_on()
         os.close(self._terminal)
-
-
-def command_lines() -> Iterator[tuple[int, str]]:
-    """All processes, with the words that they were started with."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            yield int(folder.name), (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
 
 
 @pytest.fixture
@@ -120,6 +107,15 @@ def demo(shared: Place) -> Path:
     return train_straight(shared, "demo", *DEMO)
 
 
+def assert_saved(going: Launched, code: int, cause: str) -> str:
+    """Asserts that the run has saved its last step and says why it stopped; returns what it says."""
+    done, ended = len(records(going.run)), read_json(going.run / ENDED)
+    said = f"stopped by {cause} after step {done}, and saved; the same command continues from there"
+    assert (ended["code"], ended["reason"]) == (code, said)
+    assert list_finished(going.run)[-1].name == f"step-{done:08}"
+    return said
+
+
 @pytest.mark.slow
 def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, demo: Path) -> None:
     """It kills its processes half a second later, whether they have saved or not."""
@@ -127,15 +123,9 @@ def test_mpirun_that_is_told_to_end_loses_no_step(launched: Any, place: Place, d
     going.reach(1)
     os.kill(going.pid, signal.SIGTERM)
     assert going.wait() != 0
-    ended = read_json(going.run / ENDED)
-    done = len(records(going.run))
-    assert (ended["code"], ended["reason"]) == (
-        75,
-        f"stopped by a signal after step {done}, and saved; the same command continues from there",
-    )
-    assert list_finished(going.run)[-1].name == f"step-{done:08}"
+    assert_saved(going, 75, "a signal")
     assert "\x1b" not in going.seen, "plain lines"
-    assert "continues after step" in assert_well(train(place.command("run", *DEMO)))
+    assert "continues after step" in place.train("run", *DEMO)
     assert_same(going.run, demo)
 
 
@@ -149,41 +139,25 @@ def test_mpirun_passes_sigusr1_on_and_the_exit_code_back(launched: Any, place: P
     going.reach(2)
     os.kill(going.pid, signal.SIGUSR1)
     assert going.wait() == 75
-    assert f"stopped by a signal after step {len(records(going.run))}, and saved" in going.seen
+    assert assert_saved(going, 75, "a signal") in going.seen
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "launcher", [PLAIN, slow(TORCHRUN), slow(DEEPSPEED), slow(MPIRUN)], ids=lambda text: Path(text.split()[0]).name
-)
-def test_one_ctrl_c_saves(launched: Any, place: Place, launcher: str) -> None:
-    """At the terminal it reaches the launcher, and the ranks too where they are in its process group."""
+@pytest.mark.parametrize("launcher", [PLAIN, TORCHRUN, DEEPSPEED, MPIRUN], ids=lambda text: Path(text.split()[0]).name)
+@pytest.mark.parametrize("leaves", ["press_ctrl_c", "hang_up"])
+def test_one_ctrl_c_or_a_closed_terminal_saves(launched: Any, place: Place, launcher: str, leaves: str) -> None:
+    """Ctrl-C reaches the launcher, and the ranks too where they are in its process group."""
     going = launched(launcher, place.command("run", *ENDLESS))
     going.reach(3)
-    going.press_ctrl_c()
-    code, done = going.wait(), len(records(going.run))
-    ended = read_json(going.run / ENDED)
-    cause, ends_with = ("a signal", 75) if launcher == MPIRUN else ("Ctrl-C", 130)  # mpirun makes SIGTERM of it
-    said = f"stopped by {cause} after step {done}, and saved; the same command continues from there"
+    getattr(going, leaves)()
+    code, pressed = going.wait(), leaves == "press_ctrl_c" and launcher != MPIRUN  # which makes SIGTERM of it
+    said = assert_saved(going, *((130, "Ctrl-C") if pressed else (75, "a signal")))
     if launcher != PLAIN:
         assert f"2 ranks on cpu, 1 thread each ({launcher.split()[0]}); data" in going.seen
-    assert (ended["code"], ended["reason"]) == (ends_with, said)
-    assert list_finished(going.run)[-1].name == f"step-{done:08}"
-    if launcher in (PLAIN, TORCHRUN):  # the others are gone before their ranks
+    if pressed and launcher != DEEPSPEED:  # which is gone before its ranks
         assert code == (130 if launcher == PLAIN else 1)
         assert said in going.seen
         assert going.seen.count(STOPPING.strip()) == 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [TORCHRUN, DEEPSPEED, MPIRUN], ids=lambda text: text.split()[0])
-def test_a_closed_terminal_saves_under_launchers(launched: Any, place: Place, launcher: str) -> None:
-    going = launched(launcher, place.command("run", *ENDLESS))
-    going.reach(3)
-    going.hang_up()
-    going.wait()
-    assert read_json(going.run / ENDED)["code"] == 75
-    assert list_finished(going.run)[-1].name == f"step-{len(records(going.run)):08}"
 
 
 SLOW_SAVE = """
@@ -196,7 +170,8 @@ be_train_py(sys.argv[1:], partial(slow_save, 60))
 """
 
 
-@pytest.mark.parametrize("launcher", [slow(PLAIN), slow(TORCHRUN)], ids=lambda text: Path(text.split()[0]).name)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", [PLAIN, TORCHRUN], ids=lambda text: Path(text.split()[0]).name)
 def test_a_second_ctrl_c_ends_at_once(launched: Any, place: Place, launcher: str) -> None:
     """The first one saves, which takes minutes here."""
     entry = place.folder / "slow_save.py"

@@ -8,17 +8,7 @@ from pathlib import Path
 import pytest
 from support.faults import Capacity, all_of, stop_at
 from support.marks import slow
-from support.training import (
-    Place,
-    assert_ended,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    launch,
-    records,
-    train,
-    train_straight,
-)
+from support.training import FEW, Place, assert_ended, assert_same, assert_same_curve, records, train, train_straight
 
 from pretraining.checkpoint.record import list_finished
 from pretraining.checkpoint.state import Saved
@@ -38,6 +28,12 @@ def kept(run: Path) -> dict[str, int]:
     return {name: each.sequences for name, each in found.items()}
 
 
+def stop_short(place: Place) -> None:
+    """A run of two ranks with room for 9 and 5 sequences, which stops after step 3."""
+    going = place.launch("run", *AUTO, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3)))
+    assert_ended(going, Code.STOPPED)
+
+
 @pytest.fixture(scope="module")
 def told(shared: Place) -> Path:
     """A run that is told the micro-batches which ranks find that have room for 9 and 5 sequences."""
@@ -46,7 +42,7 @@ def told(shared: Place) -> Path:
 
 def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> None:
     """Where memory is plenty, nothing is accumulated; the curve is that of any micro-batch."""
-    output = assert_well(train(place.command("run", *AUTO)))
+    output = place.train("run", *AUTO)
     run = place.folder / "run"
     for name, size in (("short", 12), ("long", 6)):
         assert f"micro-batch of phase {name}: {size} (auto)\n" in output
@@ -56,11 +52,11 @@ def test_a_cpu_takes_all_that_its_share_has(place: Place, straight: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("zero", ["1", slow("2")])
+@pytest.mark.parametrize("zero", ["1", "2"])
 def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: str) -> None:
     """Trials change nothing: bit for bit, the run is the one that was told what they find."""
     how = ["--parallel.zero", zero]
-    output = assert_well(train(place.command("run", *AUTO, *how), fault=Capacity((9, 5))))
+    output = place.train("run", *AUTO, *how, fault=Capacity((9, 5)))
     assert FOUND.format("short", 4) + FOUND.format("long", 3) in output
     wanted = told if zero == "1" else train_straight(place, "told", *fixed(4, 3), *how)
     assert_same(place.folder / "run", wanted)
@@ -69,27 +65,17 @@ def test_the_rank_with_the_least_memory_decides(place: Place, told: Path, zero: 
 @pytest.mark.slow
 def test_a_run_goes_on_with_what_it_had(place: Place, told: Path) -> None:
     """The same ranks take the same micro-batch, though they have more memory by now; other ranks look anew."""
-    command = place.command("run", *AUTO)
-    stopped = launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3)))
-    assert_ended(stopped, Code.STOPPED)
-    again = launch(command, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7)))
+    stop_short(place)
+    again = place.launch("run", *AUTO, fault=partial(all_of, Capacity((20, 20)), partial(stop_at, 7)))
     assert_ended(again, Code.STOPPED)
     output = FOUND.format("short", 4) + FOUND.format("long", 3)
     assert output in again.done()[0].output
     assert kept(place.folder / "run") == {"short": 4, "long": 3}
-    alone = assert_well(train(command, 1, fault=Capacity((20,))))
+    alone = place.train("run", *AUTO, ranks=1, fault=Capacity((20,)))
     assert FOUND.format("long", 12) in alone
     assert "phase short" not in alone, "it is over"
     assert [record["step"] for record in records(place.folder / "run")] == list(range(1, 9))
     assert_same_curve(place.folder / "run", told, 1e-5)
-
-
-@pytest.mark.slow
-def test_what_changes_the_memory_is_looked_at_anew(place: Place) -> None:
-    command = place.command("run", *AUTO)
-    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
-    output = assert_well(train([*command, "--precision.dtype", "bf16"], fault=Capacity((9, 2))))
-    assert FOUND.format("short", 2) in output
 
 
 CURE = "take a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
@@ -109,26 +95,28 @@ def test_a_micro_batch_that_does_not_fit_says_what_does(
     place: Place, words: list[str], room: tuple[int, int], phase: int, why: str, cure: str
 ) -> None:
     """One rank finds it; all end, and the first rank says it."""
-    errors = assert_ended(launch(place.command("run", *words), fault=Capacity(room)), Code.CURE)
+    errors = assert_ended(place.launch("run", *words, fault=Capacity(room)), Code.CURE)
     assert errors.startswith(f"error: rank 1: phases.{phase}.micro_batch = {why}")
     assert errors.endswith(f"{cure}\n")
 
 
+@pytest.mark.slow
 def test_what_fitted_once_and_does_not_any_more(place: Place) -> None:
-    """Another program has come to the memory while the run was stopped."""
-    command = place.command("run", *AUTO)
-    assert_ended(launch(command, fault=partial(all_of, Capacity((9, 5)), partial(stop_at, 3))), Code.STOPPED)
-    errors = assert_ended(launch(command, fault=Capacity((9, 3))), Code.CURE)
+    """Another program has come to the memory while the run was stopped; what changes the memory is looked at anew."""
+    stop_short(place)
+    errors = assert_ended(place.launch("run", *AUTO, fault=Capacity((9, 3))), Code.CURE)
     assert 'phases.0.micro_batch = "auto": 4 x 32 pieces do not fit into the ' in errors
     assert errors.endswith(f"; give 3, {OTHERS}\n")
+    output = place.train("run", *AUTO, "--precision.dtype", "bf16", fault=Capacity((9, 2)))
+    assert FOUND.format("short", 2) in output
 
 
+@pytest.mark.slow
 def test_a_later_phase_that_will_not_fit_is_told_at_the_start(place: Place) -> None:
-    """By a warning alone: text fills less than full sequences."""
-    words = [*fixed(4, 6), "--stop-after", "short"]
-    assert [rank.errors for rank in train(place.command("first", *words), fault=Capacity((4, 4)))] == ["", ""]
-    [first, second] = train(place.command("both", *fixed(4, 6), "--phases.1.steps", "1"), fault=Capacity((4, 20)))
-    message = "phases.1.micro_batch = 6: 6 x 64 pieces do not fit into the "
-    assert first.errors.startswith(f"warning: {message}")
+    """By a warning alone, as text fills less than full sequences, and not where that phase is not to come."""
+    words = [*fixed(4, 6), *FEW]
+    place.train("first", *words, "--stop-after", "short", fault=Capacity((4, 4)))
+    [first, second] = train(place.command("both", *words), fault=Capacity((4, 20)))
+    assert first.errors.startswith("warning: phases.1.micro_batch = 6: 6 x 64 pieces do not fit into the ")
     assert f"; give 3, {OTHERS}\n" in first.errors
     assert second.errors == ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,28 +55,17 @@ def measured(device: torch.device) -> dict[str, float]:
 
 
 def scored(device: torch.device) -> float:
-    batch = random_batch([5, 9], SMALL.vocabulary)
-    setattr(phases_module, "validation_batches", lambda *_: [(SimpleBatch(batch), 1.0)])  # noqa: B010
+    batch: Any = random_batch([5, 9], SMALL.vocabulary)
+    stays = SimpleNamespace(labels=batch.labels, lengths=batch.lengths, to=lambda _: batch)
+    setattr(phases_module, "validation_batches", lambda *_: [(stays, 1.0)])  # noqa: B010
     losses = Losses(*(torch.tensor(2.0, device=device) for _ in Losses._fields))
     quiet = SimpleNamespace(eval=lambda: None, train=lambda: None)
-    engine: Any = SimpleNamespace(
-        device=device, deepspeed=quiet, model=SimpleNamespace(shape=SMALL), forward=lambda _: losses
-    )
+    model, held_out = SimpleNamespace(shape=SMALL), SimpleNamespace(shard_rows=[[4]])
+    engine: Any = SimpleNamespace(device=device, deepspeed=quiet, model=model, forward=lambda _: losses)
     phase = SimpleNamespace(micro_batch=2, scored=None, _mesh=ALONE)
-    held_out = SimpleNamespace(shard_rows=[[4]])
     validate: Any = phases_module.TrainingPhase._validate
     loss: float = validate(phase, engine, held_out, lambda: None)[0]["next_loss"]
     return loss
-
-
-class SimpleBatch:
-    """A batch that stays where it is: what computes with it is not there."""
-
-    def __init__(self, batch: Any):
-        self.labels, self.lengths = batch.labels, batch.lengths
-
-    def to(self, _: torch.device) -> SimpleBatch:
-        return self
 
 
 def divided(model: PretrainingModel) -> Any:
@@ -87,9 +77,8 @@ def divided(model: PretrainingModel) -> Any:
     optimizer = type("DeepSpeedZeroOptimizer", (), {})()
     optimizer.single_partition_of_fp32_groups = [own]
     optimizer.round_robin_bit16_groups = [parameters]
-    optimizer.round_robin_bit16_offsets = [
-        [sum(parameter.numel() for parameter in parameters[:index]) for index in range(len(parameters))]
-    ]
+    sizes = [0, *(parameter.numel() for parameter in parameters[:-1])]
+    optimizer.round_robin_bit16_offsets = [list(accumulate(sizes))]
     optimizer.real_dp_process_group = [dist.group.WORLD]
     return SimpleNamespace(optimizer=optimizer)
 

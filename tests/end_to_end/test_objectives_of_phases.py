@@ -15,11 +15,9 @@ from support.training import (
     assert_refused,
     assert_same,
     assert_same_curve,
-    assert_well,
     records,
     state,
     stopped_at,
-    train,
     train_straight,
 )
 from torch import Tensor
@@ -45,36 +43,26 @@ def read_kind(run: Path, step: int, kind: str) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("words", "said", "figures", "steps"),
-    [
-        (
-            LTR_FIRST,
-            "from here on the model predicts masked pieces; anew: pooler, next-sentence head",
-            ("piece_loss", "masked_loss"),
-            (5,),
-        ),
-        slow(
-            MASKS_FIRST,
-            "from here on the model predicts the piece before; left out: pooler, next-sentence head",
-            ("masked_loss", "piece_loss"),
-            (3, 5, 6),
-        ),
-    ],
-)
+FROM_HERE = "from here on the model predicts"
+CASES = [
+    (LTR_FIRST, f"{FROM_HERE} masked pieces; anew: pooler, next-sentence head", "piece masked", (5,)),
+    slow(MASKS_FIRST, f"{FROM_HERE} the piece before; left out: pooler, next-sentence head", "masked piece", (3, 5, 6)),
+]
+
+
+@pytest.mark.parametrize(("words", "said", "losses", "steps"), CASES)
 def test_a_run_learns_otherwise_from_a_phase_on(
-    place: Place, words: list[str], said: str, figures: tuple[str, str], steps: tuple[int, ...]
+    place: Place, words: list[str], said: str, losses: str, steps: tuple[int, ...]
 ) -> None:
     """It logs, scores and keeps what each phase has, and goes on with the same bits from each place in it."""
-    output = assert_well(train(place.command("run", *words)))
-    run = place.folder / "run"
-    assert output.count(f"continues after step 5\n{said}\n") == 1
+    run, figures = place.folder / "run", [f"{loss}_loss" for loss in losses.split()]
+    assert place.train(run, *words, ranks=1).count(f"continues after step 5\n{said}\n") == 1
     for kind in ("step", "evaluation"):
         there = [(record["phase"], *(name for name in figures if name in record)) for record in records(run, kind)]
         assert {*there} == {(1, figures[0]), (2, figures[1])}
     for step in steps:
         again = stopped_at(run, place.folder / f"again {step}", step)
-        assert (said in assert_well(train(place.command(again, *words)))) == (step < 6)
+        assert (said in place.train(again, *words, ranks=1)) == (step < 6)
         assert_same(again, run)
     drawn = build_model(read_record(run / FOLDER / "step-00000006").shape).initialize(SEED).state_dict()
     before, after = read_kind(run, 5, WEIGHT), read_kind(run, 6, WEIGHT)
@@ -110,25 +98,21 @@ def test_weights_and_state_that_stay_go_on_and_new_heads_begin_by_the_seed(place
 
 
 @pytest.mark.slow
-def test_each_phase_is_exported_as_what_it_is(place: Place) -> None:
-    run = train_straight(place, "run", *LTR_FIRST)
+def test_ranks_and_stages_and_branches_may_change_where_the_objective_does(place: Place) -> None:
+    """And each phase is exported as what it is."""
+    straight = train_straight(place, "straight", *LTR_FIRST)
+    stopped_at(straight, place.folder / "one", 5)
+    place.train("one", *LTR_FIRST, "--parallel.zero", "3", *CUT, ranks=1)
+    assert_same_curve(place.folder / "one", straight, 1e-5)
+    ltr = train_straight(place, "ltr", *SAVES, "--phases.0.objective", "ltr", "--phases.1.objective", "ltr")
+    place.train("branch", *LTR_FIRST, "--branch", f"{ltr}@5")
+    assert all(torch.equal(value, state(straight)[name]) for name, value in state(place.folder / "branch").items())
     for step, name, causal in ((5, "BertLMHeadModel", True), (8, "BertForPreTraining", False)):
         out = place.folder / f"step {step}"
-        assert exporting.main([str(run), "--checkpoint", f"step-{step:08}", "--out", str(out)]) == 0
+        assert exporting.main([str(straight), "--checkpoint", f"step-{step:08}", "--out", str(out)]) == 0
         config = AutoConfig.from_pretrained(out)
         assert (config.architectures, config.is_decoder) == ([name], causal)
         assert 'objective = "ltr"' in (out / "README.md").read_text()
-
-
-@pytest.mark.slow
-def test_ranks_and_stages_and_branches_may_change_where_the_objective_does(place: Place) -> None:
-    straight = train_straight(place, "straight", *LTR_FIRST)
-    stopped_at(straight, place.folder / "one", 5)
-    assert_well(train(place.command("one", *LTR_FIRST, "--parallel.zero", "3", *CUT), 1))
-    assert_same_curve(place.folder / "one", straight, 1e-5)
-    ltr = train_straight(place, "ltr", *SAVES, "--phases.0.objective", "ltr", "--phases.1.objective", "ltr")
-    assert_well(train(place.command("branch", *LTR_FIRST, "--branch", f"{ltr}@5")))
-    assert all(torch.equal(value, state(straight)[name]) for name, value in state(place.folder / "branch").items())
 
 
 def test_a_phase_that_is_begun_keeps_its_objective(place: Place, straight: Path) -> None:
@@ -142,6 +126,6 @@ def test_a_phase_that_is_begun_keeps_its_objective(place: Place, straight: Path)
 def test_a_plan_counts_the_predictions_of_each_phase(place: Place) -> None:
     """And settings of an objective that only a phase has are no fault."""
     words = ["--objective.name", "ltr", "--phases.1.objective", "mlm", "--objective.masks", "dynamic"]
-    said = assert_well(train(place.command("new", *words, "--objective.rate", "0.3", "--check"), 1))
+    said = place.train("new", *words, "--objective.rate", "0.3", "--check", ranks=1)
     assert "\nlong (mlm)  " in said
     assert said.count("masks are drawn anew in every epoch, a share of 0.3 of the pieces") == 1

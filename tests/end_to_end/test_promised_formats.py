@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.sharding import tree
-from support.training import Place, assert_well, records, train
+from support.training import Place, records
 
 from data_prep import shard, verify
 from pretraining import export
@@ -41,9 +41,9 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
     run = Path(shutil.copytree(WRITTEN / "run", tmp_path / "run"))
     expected = records(run)
     place = Place(WRITTEN / "shards", WRITTEN / "recipe.toml", tmp_path)
-    assert "continues after step 2" in assert_well(train(place.command("run"), 1))
+    assert "continues after step 2" in place.train("run", ranks=1)
     assert [line["step"] for line in records(run)] == [1, 2, 3, 4]
-    assert "branch of run after step 2" in assert_well(train(place.command("new", "--branch", WRITTEN / "run"), 1))
+    assert "branch of run after step 2" in place.train("new", "--branch", WRITTEN / "run", ranks=1)
     for same in (run, tmp_path / "new"):
         for ours, theirs in zip(records(same), expected, strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)

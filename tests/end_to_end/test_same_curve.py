@@ -2,55 +2,37 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from support.marks import slow
-from support.pretraining_reference import pad_batch
-from support.training import CUT, Place, assert_same_curve, assert_well, distance, exported_weights, records, train
+from support.training import CUT, Place, assert_same_curve, distance, records, their_losses
 
-from data_prep.shards import Manifest
-from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import list_finished
-from pretraining.data.batches import validation_batches
-from pretraining.data.dataset import Dataset
-from pretraining.huggingface.folders import read_folder
 from pretraining.training.exporting import Export, export
 
 BF16 = ["--precision.dtype", "bf16"]
 NO_DROPOUT = ["--model.dropout", "0", "--model.attention-dropout", "0"]
 
 
-WAYS: dict[int, dict[str, list[str]]] = {
-    1: {
-        "straight": ["--parallel.zero", "0"],
-        "all at once": ["--parallel.zero", "1", "--phases.0.micro-batch", "24", "--phases.1.micro-batch", "12"],
-        "checkpointed": ["--parallel.zero", "1", "--compute.checkpoint-activations", "true"],
-        "without dropout": ["--parallel.zero", "0", *NO_DROPOUT],
-        "plain operations": ["--parallel.zero", "1", "--compute.kernels", "torch", *NO_DROPOUT],
-        "bf16": ["--parallel.zero", "1", *BF16],
-        "two parts": ["--stop-after", "short"],
-    },
-    2: {
-        "ZeRO 0": ["--parallel.zero", "0"],
-        "ZeRO 1": ["--parallel.zero", "1", "--phases.0.micro-batch", "12"],
-        "ZeRO 2": ["--parallel.zero", "2", "--phases.0.micro-batch", "6", "--phases.1.micro-batch", "3"],
-        "bf16 ZeRO 2": ["--parallel.zero", "2", *BF16],
-        "bf16 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "12", *BF16, *CUT],
-    },
-    3: {"ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "1", *CUT]},
+WAYS = {
+    "1 straight": ["--parallel.zero", "0"],
+    "1 without dropout": ["--parallel.zero", "0", *NO_DROPOUT],
+    "1 plain operations": ["--parallel.zero", "1", "--compute.kernels", "torch", *NO_DROPOUT],
+    "1 all at once": ["--parallel.zero", "1", "--phases.0.micro-batch", "24", "--phases.1.micro-batch", "12"],
+    "1 checkpointed": ["--parallel.zero", "1", "--compute.checkpoint-activations", "true"],
+    "1 bf16": ["--parallel.zero", "1", *BF16],
+    "1 two parts": ["--stop-after", "short"],
+    "2 ZeRO 0": ["--parallel.zero", "0"],
+    "2 ZeRO 1": ["--parallel.zero", "1", "--phases.0.micro-batch", "12"],
+    "2 ZeRO 2": ["--parallel.zero", "2", "--phases.0.micro-batch", "6", "--phases.1.micro-batch", "3"],
+    "2 bf16 ZeRO 2": ["--parallel.zero", "2", *BF16],
+    "2 bf16 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "12", *BF16, *CUT],
+    "3 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "2", *CUT],
 }
-
-
-RARE = (
-    *("1 checkpointed", "1 all at once", "1 bf16", "1 two parts"),
-    *("2 ZeRO 0", "2 ZeRO 2", "2 bf16 ZeRO 2", "2 bf16 ZeRO 3"),
-)
-"""ways that are tried with the slow tests"""
-CASES = [slow(ranks, way) if f"{ranks} {way}" in RARE else (ranks, way) for ranks, ways in WAYS.items() for way in ways]
+"""Ranks, and how they share the work."""
+DAILY = ("1 plain operations", "3 ZeRO 3")
+CASES = [way if way in DAILY else slow(way) for way in WAYS if way not in ("1 straight", "1 without dropout")]
 
 
 class Runs:
@@ -64,10 +46,9 @@ class Runs:
         """The folder of a run, by its ranks and its way."""
         folder = self._place.folder / name
         if not folder.exists():
-            ranks, way = name.split(" ", 1)
-            assert_well(train(self._place.command(name, *WAYS[int(ranks)][way]), int(ranks)))
-            if way == "two parts":
-                assert_well(train(self._place.command(name, "--parallel.zero", "1"), 1))
+            self._place.train(name, *WAYS[name], ranks=int(name[0]))
+            if name == "1 two parts":
+                self._place.train(name, "--parallel.zero", "1", ranks=1)
         return folder
 
 
@@ -77,13 +58,20 @@ def runs(shared: Place) -> Runs:
     return Runs(shared)
 
 
-@pytest.mark.parametrize(("ranks", "way"), CASES)
-def test_the_same_curve_however_the_work_is_shared(runs: Runs, ranks: int, way: str) -> None:
-    reference = runs["1 without dropout" if way in ("without dropout", "plain operations") else "1 straight"]
-    run = runs[f"{ranks} {way}"]
-    rounding = "bf16" in way
+@pytest.mark.parametrize("way", CASES)
+def test_the_same_curve_however_the_work_is_shared(runs: Runs, way: str) -> None:
+    reference = runs["1 without dropout" if NO_DROPOUT[0] in WAYS[way] else "1 straight"]
+    run, rounding = runs[way], "bf16" in way
     assert_same_curve(run, reference, 0.02 if rounding else 1e-5)
     assert distance(run, reference) < (0.01 if rounding else 1e-5)
+
+
+def test_two_ranks_have_the_curve_of_one(runs: Runs, straight: Path) -> None:
+    """And the loss falls."""
+    assert_same_curve(straight, runs["1 straight"], 1e-5)
+    assert distance(straight, runs["1 straight"]) < 1e-5
+    curve = [record["masked_loss"] for record in records(straight)]
+    assert curve[-1] < curve[0] - 0.1
 
 
 def test_dropout_is_on(runs: Runs) -> None:
@@ -98,37 +86,13 @@ def test_bf16_ranks_agree_among_themselves(runs: Runs) -> None:
     assert_same_curve(runs["2 bf16 ZeRO 3"], runs["1 bf16"], 2e-3)
 
 
-def test_the_loss_falls(runs: Runs) -> None:
-    curve = [record["masked_loss"] for record in records(runs["1 straight"])]
-    assert curve[-1] < curve[0] - 0.1
-
-
-def their_validation_loss(folder: Path, data: Path, length: int) -> tuple[float, float]:
-    """By transformers, on padded batches of the same examples."""
-    model = transformers.BertForPreTraining.from_pretrained(folder)
-    model.eval()
-    masked, following, predictions, sequences = 0.0, 0.0, 0, 0
-    dataset = Dataset(data, Manifest.read(data), length, validation=True)
-    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=25):
-        given = pad_batch(batch)
-        labels, next_labels = given.pop("labels"), given.pop("next_sentence_label")
-        with torch.no_grad():
-            output = model(**given)
-        entropy = torch.nn.functional.cross_entropy
-        masked += float(entropy(output.prediction_logits.flatten(0, 1), labels.flatten(), reduction="sum"))
-        following += float(entropy(output.seq_relationship_logits, next_labels, reduction="sum"))
-        predictions, sequences = predictions + len(batch.labels), sequences + len(batch.lengths)
-    return masked / predictions, following / sequences
-
-
-@pytest.mark.parametrize("way", ["1 straight", "3 ZeRO 3"])
-def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Runs, way: str, tmp_path: Path) -> None:
-    last = records(runs[way], "evaluation")[-1]
-    export(Export(runs[way], tmp_path / "again"))
-    for folder in (runs[way] / "export", tmp_path / "again"):
-        masked, following = their_validation_loss(folder, runs.data, 64)
-        assert masked == pytest.approx(last["masked_loss"], abs=1e-3)
-        assert following == pytest.approx(last["next_loss"], abs=1e-3)
+def test_the_exported_model_scores_in_transformers_what_the_run_said(runs: Runs, tmp_path: Path) -> None:
+    """As the run has exported it, and from ZeRO 3 by the command."""
+    export(Export(runs["3 ZeRO 3"], tmp_path / "again"))
+    for run, folder in (("1 straight", runs["1 straight"] / "export"), ("3 ZeRO 3", tmp_path / "again")):
+        last = records(runs[run], "evaluation")[-1]
+        theirs = their_losses(transformers.BertForPreTraining.from_pretrained(folder), runs.data)
+        assert theirs == pytest.approx([last["masked_loss"], last["next_loss"]], abs=1e-3)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
     assert tokenizer("the river").input_ids[0] == tokenizer.cls_token_id
 
@@ -142,36 +106,8 @@ def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
 
 
 @pytest.mark.slow
-def test_the_second_phase_by_itself(runs: Runs, place: Place) -> None:
-    """From a run, from its exported folder, and from an encoder without heads: with no learning rate, weights stay."""
-    source = runs["1 straight"]
-    first = list_finished(source)[0]
-    encoder = place.folder / "without heads"
-    transformers.BertModel.from_pretrained(source / "export").save_pretrained(encoder)
-    transformers.AutoTokenizer.from_pretrained(source / "export").save_pretrained(encoder)
-    alone = place.folder / "second.toml"
-    text = place.recipe.read_text()
-    begin, end = text.index("[[phases]]"), text.rindex("[[phases]]")
-    alone.write_text(text[:begin] + text[end:].replace("steps = 3", "steps = 1\nlearning_rate = 1e-30"))
-    given = dataclasses.replace(place, recipe=alone)
-    sources = {"run": source, "checkpoint": first, "folder": source / "export", "encoder": encoder}
-    for name, path in sources.items():
-        assert_well(train(given.command(name, "--init", path), 1))
-    whole = exported_weights(source)
-    for name in ("run", "folder"):
-        assert distance(place.folder / name, source) == 0
-    _, at_first, _ = read_folder(place.folder / "checkpoint" / "export")
-    _, before = load_checkpoint(first)
-    assert all(torch.equal(at_first[name], before[name][: len(at_first[name])]) for name in at_first)
-    found = exported_weights(place.folder / "encoder")
-    bert = [name for name in whole if name.startswith("bert.")]
-    assert all(torch.equal(found[name], whole[name]) for name in bert)
-    assert not torch.equal(found["cls.seq_relationship.weight"], whole["cls.seq_relationship.weight"])
-
-
-@pytest.mark.slow
 def test_compiled_layers_train_to_the_same_losses(runs: Runs, place: Place) -> None:
     for zero in ("0", "2"):
-        compiled = place.command(zero, *NO_DROPOUT, "--parallel.zero", zero, "--compute.compile", "true")
-        assert_well(train(compiled, 1, seconds=350))
+        compiled = [*NO_DROPOUT, "--parallel.zero", zero, "--compute.compile", "true"]
+        place.train(zero, *compiled, ranks=1, seconds=350)
         assert_same_curve(place.folder / zero, runs["1 without dropout"], 1e-4)

@@ -24,7 +24,6 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import list_finished
 from pretraining.data.batches import validation_batches
 from pretraining.model.batch import PretrainingBatch
-from pretraining.objectives.declaration import objectives
 from pretraining.processes.ending import Code
 from pretraining.scoring import validation
 from pretraining.scoring.pairs import are_right, list_sentences, read_pairs
@@ -87,26 +86,6 @@ def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sees != "both"])
-def test_a_model_of_one_direction_is_scored_from_its_run_and_its_export(
-    name: str, shared: Place, pairs: Path, tmp_path: Path
-) -> None:
-    assert_well(train(shared.command(name, "--objective.name", name, "--evaluation.pairs", pairs), 1))
-    run = shared.folder / name
-    expected = records(run, "evaluation")[-1]
-    for model in (run, run / "export"):
-        out = tmp_path / model.name
-        assert run_pairs.main(["--model", str(model), "--pairs", str(pairs), "--out", str(out)]) == 0
-        assert json.loads((out / "results.json").read_text())["accuracy"] == expected["pairs_accuracy"]
-        words = [str(model), "--data", str(shared.data), "--length", "64", "--examples", "25", "--json"]
-        found = json.loads(run_main(evaluate.main, *words))
-        for figure, value in found["figures"].items():
-            assert value == pytest.approx(expected[figure], rel=1e-4)
-        assert found["bits_per_character"] > 0
-        assert "has never seen a [MASK]" in run_main(evaluate.main, model, "--fill", "a [MASK]", code=2)
-
-
-@pytest.mark.slow
 def test_a_run_that_was_stopped_says_the_same_of_pairs(run: Path, shared: Place, pairs: Path) -> None:
     command = shared.command("in parts", *TENSORBOARD, "--evaluation.pairs", pairs)
     assert_well(train([*command, "--stop-after", "short"], 1))
@@ -114,22 +93,18 @@ def test_a_run_that_was_stopped_says_the_same_of_pairs(run: Path, shared: Place,
     assert_same(shared.folder / "in parts", run)
 
 
-def test_pairs_that_are_not_there_are_told_before_any_work(place: Place) -> None:
-    place.folder.joinpath("pairs.tsv").write_text("good\tworse\na\tb\n")
-    command = place.command("run", "--evaluation.pairs", place.folder / "pairs.tsv")
-    assert_refused(command, "no column 'bad'")
-
-
-def test_pairs_that_say_nothing_are_told_before_any_work(place: Place) -> None:
+def test_pairs_that_say_nothing_or_are_not_there_are_told_before_any_work(place: Place) -> None:
     path = place.folder / "pairs.tsv"
-    path.write_text(f"good\tbad\na\ta\n{'a ' * 70}\tb\n")
     check = place.command("run", "--evaluation.pairs", path, "--check")
+    path.write_text("good\tworse\na\tb\n")
+    assert_refused(check[:-1], "no column 'bad'")
+    path.write_text(f"good\tbad\na\ta\n{'a ' * 70}\tb\n")
     assert_refused(check[:-1], "none of its 2 pairs")
     assert_refused(check, "none of its 2 pairs")
     path.write_text(path.read_text() + "a\tb\n")
     said = run_main(train_entry.main, *check)
-    assert "pairs that are asked at the ends of phases: 3" in said
-    assert "two equal sentences: 1" in said
+    for count in ("pairs that are asked at the ends of phases: 3", "two equal sentences: 1"):
+        assert count in said
     assert "more than 64 pieces in a sentence: 1" in said
 
 
@@ -182,9 +157,8 @@ def test_shards_of_another_vocabulary_are_refused(shared: Place, tmp_path: Path)
 
 
 def test_a_mask_is_filled(run: Path) -> None:
-    first, second = json.loads(run_main(evaluate.main, run, "--fill", "a [MASK] b [MASK]", "--best", "3", "--json"))[
-        "fillings"
-    ]
+    said = run_main(evaluate.main, run, "--fill", "a [MASK] b [MASK]", "--best", "3", "--json")
+    first, second = json.loads(said)["fillings"]
     assert len(first) == len(second) == 3
     assert first[0]["probability"] >= first[1]["probability"]
     for words, told in (
@@ -199,10 +173,9 @@ def test_a_mask_is_filled(run: Path) -> None:
 def test_pairs_go_on_where_they_were_stopped(
     run: Path, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """With the same results; scores of another model, or of other pairs, are not taken."""
     monkeypatch.setattr(run_pairs, "PART", 8)
-    command = ["--model", str(run), "--pairs", str(pairs), "--out"]
-    assert run_pairs.main([*command, str(tmp_path / "straight")]) == 0
-    score, asked = Scorer.score, []
+    score, asked, command = Scorer.score, [], (run_pairs.main, "--model", run, "--pairs", pairs, "--out")
 
     def interrupted(self: Scorer, texts: list[str]) -> object:
         asked.append(len(texts))
@@ -210,43 +183,35 @@ def test_pairs_go_on_where_they_were_stopped(
             raise KeyboardInterrupt
         return score(self, texts)
 
+    run_main(*command, tmp_path / "straight")
     monkeypatch.setattr(Scorer, "score", interrupted)
-    capsys.readouterr()
-    assert run_pairs.main([*command, str(tmp_path / "stopped")]) == Code.INTERRUPTED
+    assert run_pairs.main([*map(str, command[1:]), str(tmp_path / "stopped")]) == Code.INTERRUPTED
     assert "16 of 30 pairs are scored; the same command goes on" in capsys.readouterr().err
-    assert run_pairs.main([*command, str(tmp_path / "stopped")]) == 0
+    run_main(*command, tmp_path / "stopped")
     assert asked == [16, 16, 16, 16, 12]
     kept = [(tmp_path / name / "pairs.jsonl").read_bytes() for name in ("straight", "stopped")]
     assert kept[0] == kept[1]
     assert not (tmp_path / "stopped" / "parts").exists()
-    assert run_pairs.main([*command, str(tmp_path / "stopped")]) == 0
+    run_main(*command, tmp_path / "stopped")
     assert len(asked) == 5
+    other, words = list_finished(run)[0], command[3:]
+    said = run_main(run_pairs.main, "--model", other, *words, tmp_path / "stopped", code=2)
+    assert "scores of another model" in said
+    others = tmp_path / "others.tsv"
+    others.write_text("good\tbad\na\tb\n")
+    said = run_main(*command[:4], others, "--out", tmp_path / "stopped", code=2)
+    assert "or of other pairs" in said
 
 
-def test_what_is_wrong_with_pairs_is_told(run: Path, pairs: Path, tmp_path: Path) -> None:
+def test_what_is_wrong_with_pairs_is_told(run: Path, tmp_path: Path) -> None:
     own, out = tmp_path / "own.tsv", tmp_path / "out"
     own.write_text(f"good\tbad\na b\ta b\nb\tc\n{'a ' * 70}\tb\n\u200b\tb\n")
-    command = ["--model", str(run), "--pairs", str(own), "--out", str(out)]
-    said = run_main(run_pairs.main, *command)
-    assert "two equal sentences: 1;" in said
-    assert "more than 64 pieces in a sentence: 1;" in said
-    assert "no piece in a sentence: 1;" in said
+    command = (run_pairs.main, "--model", run, "--out", out, "--pairs")
+    assert "no piece in a sentence: 1;" in run_main(*command, own)
     result = json.loads((out / "results.json").read_text())
     assert (result["pairs"], result["equal"], result["too_long"], result["without_pieces"]) == (2, 1, 1, 1)
     assert [line["good_score"] is None for line in map(json.loads, (out / "pairs.jsonl").open())][2:] == [True, True]
     assert result["right"] <= 1
     own.write_text("good\tbad\na\t \n")
-    for words, told in (
-        (command, "own.tsv:2: the bad sentence is empty"),
-        ([*command[:2], "--pairs", str(pairs), *command[4:]], "or of other pairs"),
-        ([*command[:3], str(tmp_path / "none.jsonl"), *command[4:]], "no such file"),
-    ):
-        assert told in run_main(run_pairs.main, *words, code=2)
-
-
-def test_a_folder_of_another_model_is_refused(run: Path, pairs: Path, tmp_path: Path) -> None:
-    first = list_finished(run)[0]
-    command = ["--pairs", str(pairs), "--out", str(tmp_path / "out"), "--model"]
-    assert run_pairs.main([*command, str(first)]) == 0
-    shutil.rmtree(tmp_path / "out" / "parts", ignore_errors=True)
-    assert "scores of another model" in run_main(run_pairs.main, *command, run, code=2)
+    assert "own.tsv:2: the bad sentence is empty" in run_main(*command, own, code=2)
+    assert "no such file" in run_main(*command, tmp_path / "none.jsonl", code=2)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import ROOT
 from support.commands import kill_all, list_processes, send_all, set_cable, two_nodes
-from support.processes import LAUNCHERS, made_once, wait_for
+from support.processes import find_program, made_once, shell_environment, wait_for
 from support.training import Place, assert_same, assert_same_curve, records, train_straight
 
 from data_prep.common.files import read_json
@@ -60,11 +58,8 @@ def typed(words: str) -> list[str]:
 
 def as_here(command: str, place: Place, *more: str) -> list[str]:
     """A command of the page with a small model, one rank a machine and folders of this test; the rest as it is."""
-    ours = {
-        "bert_large_lamb": place.recipe,
-        "/shared/data/wiki": place.data,
-        "/shared/runs/large": place.folder / "run",
-    }
+    run = place.folder / "run"
+    ours = {"bert_large_lamb": place.recipe, "/shared/data/wiki": place.data, "/shared/runs/large": run}
     assert {*ours} <= {*command.split()}
     words = command.replace("--nproc-per-node 8", "--nproc-per-node 1").split()
     if words[0] == "mpirun":
@@ -93,20 +88,11 @@ def machines(place: Place) -> Iterator[tuple[Node, Node]]:
 
 def start(nodes: Sequence[Node], words: str, place: Place, *more: str) -> list[subprocess.Popen[str]]:
     """Types the page's commands, each on its machine."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    path = f"{place.folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    ours = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "PATH": path}
-    return [
-        subprocess.Popen(
-            [*node, *as_here(command, place, *more)],
-            env={**inherited, **ours},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for node, command in zip(nodes, typed(words), strict=False)
-    ]
+    ours = shell_environment()
+    ours["PATH"] = f"{place.folder / 'bin'}:{ours['PATH']}"
+    how: Any = {"env": ours, "cwd": ROOT, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    commands = [[*node, *as_here(line, place, *more)] for node, line in zip(nodes, typed(words), strict=False)]
+    return [subprocess.Popen(command, **how) for command in commands]
 
 
 def finish(started: Sequence[subprocess.Popen[str]], *codes: int, seconds: float = 200) -> list[str]:
@@ -117,15 +103,12 @@ def finish(started: Sequence[subprocess.Popen[str]], *codes: int, seconds: float
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("words", "program", "commands"), [(NO_SSH, "deepspeed", 2), (PDSH, "pdsh", 1), (MPIRUN, "mpirun", 1)]
-)
-def test_two_machines_end_where_one_does(place: Place, straight: Path, words: str, program: str, commands: int) -> None:
+@pytest.mark.parametrize(("words", "program"), [(NO_SSH, "deepspeed"), (PDSH, "pdsh"), (MPIRUN, "mpirun")])
+def test_two_machines_end_where_one_does(place: Place, straight: Path, words: str, program: str) -> None:
     """By a command on each, or by one that goes over ssh; torchrun's stand below."""
-    if shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}") is None:
-        pytest.skip(f"no {program} here")
+    find_program(program)
     with machines(place) as nodes:
-        output = finish(start(nodes, words, place), *[0] * commands)[0]
+        output = finish(start(nodes, words, place), *[0] * len(typed(words)))[0]
     assert "2 ranks on cpu" in output
     assert_same_curve(place.folder / "run", straight, 1e-6)
 

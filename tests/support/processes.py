@@ -175,18 +175,29 @@ def spawn(
     return start(ranks, function, *arguments, environment=environment, port=port).wait(timeout)
 
 
+def shell_environment(**more: str) -> dict[str, str]:
+    """Variables of a person's shell, without those of a launcher, and with one thread of arithmetic for each rank."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ours = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT), "PATH": path}
+    return {**inherited, **ours, **more}
+
+
+def find_program(name: str) -> str:
+    """The path of a program; skips the test where it is not installed."""
+    program = shutil.which(name, path=shell_environment()["PATH"])
+    if program is None:
+        pytest.skip(f"no {name} here")
+    return program
+
+
 def run_launcher(
     command: Sequence[str], environment: Mapping[str, str], folder: Path, timeout: float = 90.0
 ) -> subprocess.CompletedProcess[str]:
     """Runs a command that starts fresh processes, in a folder; skips the test where its program is not installed."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    program = shutil.which(command[0], path=path)
-    if program is None:
-        pytest.skip(f"no {command[0]} here")
     return subprocess.run(
-        [program, *command[1:]],
-        env={**inherited, **environment, "PATH": path},
+        [find_program(command[0]), *command[1:]],
+        env=shell_environment(**environment),
         cwd=folder,
         capture_output=True,
         text=True,

@@ -23,19 +23,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-STEPS = (12, 6, 2)
-BATCHES = (8, 8, 4)
-SHRUNK = [
-    *("--recipe", "bert_mini", "--model.size", "tiny"),
-    *("--model.dropout", "0.1", "--model.attention_dropout", "0.1", "--precision.dtype", "fp32"),
-    *("--logging.every", "1", "--checkpoints.every", "10", "--evaluation.every", "10", "--evaluation.examples", "32"),
-    *(
-        word
-        for number, (steps, batch) in enumerate(zip(STEPS, BATCHES, strict=True))
-        for name, value in (("steps", steps), ("batch", batch), ("micro_batch", batch // 2))
-        for word in (f"--phases.{number}.{name}", str(value))
-    ),
-]
+PHASES = enumerate([(12, 8), (6, 8), (2, 4)])
+PHASE = "--phases.{0}.steps {1} --phases.{0}.batch {2} --phases.{0}.micro_batch {3}"
+SHRUNK = """
+--recipe bert_mini --model.size tiny --model.dropout 0.1 --model.attention_dropout 0.1 --precision.dtype fp32
+--logging.every 1 --checkpoints.every 10 --evaluation.every 10 --evaluation.examples 32
+""".split()
+SHRUNK += [word for number, (steps, batch) in PHASES for word in PHASE.format(number, steps, batch, batch // 2).split()]
 WAYS: dict[str, tuple[int, list[str]]] = {
     "adamw-fp32": (1, []),
     "adamw-bf16-2-ranks": (2, ["--precision.dtype", "bf16"]),

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.commands import run_main
+from support.faults import stop_at
 from support.processes import ROOT, Done, Run, spawn, start
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from data_prep.common.codes import ENDED
 from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK
+from data_prep.shards import Manifest
 from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.config.overrides import load_recipe
+from pretraining.data.batches import validation_batches
+from pretraining.data.dataset import Dataset
+from pretraining.processes.ending import Code
 
 COMMAND = ROOT / "pretraining" / "train.py"
 CUT = ["--deepspeed.zero_optimization.stage3_param_persistence_threshold", "0"]
@@ -79,9 +85,19 @@ class Place:
     recipe: Path
     folder: Path
 
-    def command(self, run: str | Path, *more: object) -> list[str]:
+    def command(self, run: object, *more: object) -> list[str]:
         """The words of the command that trains in a folder of its own."""
-        return [str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / run, *more]]
+        return [
+            str(word) for word in ["--recipe", self.recipe, "--data", self.data, "--out", self.folder / str(run), *more]
+        ]
+
+    def launch(self, *words: object, **how: Any) -> Run:
+        """Starts the command, and lets it go on."""
+        return launch(self.command(*words), **how)
+
+    def train(self, *words: object, **how: Any) -> str:
+        """The command, which must end well, from its beginning to its end. Returns what it says."""
+        return assert_well(train(self.command(*words), **how))
 
 
 # Runs.
@@ -159,13 +175,10 @@ def assert_refused(command: Sequence[str], *messages: str) -> str:
     from pretraining import train
     from pretraining.processes.group import disconnect
 
-    threads, said = torch.get_num_threads(), io.StringIO()
-    with redirect_stderr(said), redirect_stdout(io.StringIO()):
-        code = train.main(list(command))
+    threads = torch.get_num_threads()
+    errors = run_main(train.main, *command, code=2)
     disconnect()
     torch.set_num_threads(threads)
-    errors = said.getvalue()
-    assert code == 2, errors
     for message in messages:
         assert errors.count(message) == 1, errors
     assert errors.count("error: ") == 1
@@ -176,17 +189,16 @@ def assert_refused(command: Sequence[str], *messages: str) -> str:
 # What a run leaves.
 
 
-def records(run: Path, kind: str = "step") -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl: "step" or "evaluation"."""
+def records(run: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl of these kinds, which are "step", the usual one, "evaluation" and "note"."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["kind"] == kind]
+    return [line for line in lines if line["kind"] in (kinds or ("step",))]
 
 
 def measured(run: Path) -> list[dict[str, Any]]:
     """The metrics, without what the clock says and notes on readers."""
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    kept = [line for line in lines if line["kind"] != "note"]
-    return [{name: value for name, value in line.items() if name not in TIMES} for line in kept]
+    lines = records(run, "step", "evaluation")
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in lines]
 
 
 def state(run: Path) -> dict[str, Tensor]:
@@ -219,6 +231,20 @@ def assert_same_curve(run: Path, wanted: Path, tolerance: float) -> None:
             assert mine[name] == other[name], f"{name} at step {mine['step']}"
 
 
+def assert_goes_on(place: Place, words: Sequence[object], straight: Path, tolerance: float) -> Path:
+    """A run of two ranks that is stopped and goes on is the straight one bit for bit; gone on with by one rank from a
+    checkpoint of two, it has the same curve and weights to the tolerance. Returns this run."""
+    command = place.command("stopped", *words)
+    assert_ended(launch(command, fault=partial(stop_at, 4)), Code.STOPPED, "after step 4, and saved")
+    assert_well(train(command))
+    assert_same(place.folder / "stopped", straight)
+    other = stopped_at(straight, place.folder / "other", 3)
+    assert_well(train(place.command("other", *words), 1))
+    assert_same_curve(other, straight, tolerance)
+    assert distance(other, straight) < tolerance
+    return other
+
+
 def exported_weights(run: Path) -> dict[str, Tensor]:
     """The weights that a finished run has exported."""
     return load_file(run / "export" / "model.safetensors")
@@ -229,6 +255,25 @@ def distance(run: Path, wanted: Path) -> float:
     ours, theirs = exported_weights(run), exported_weights(wanted)
     assert ours.keys() == theirs.keys()
     return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def their_losses(model: Any, data: Path) -> list[float]:
+    """The mean losses of a model of transformers on the examples that a run is scored on, padded: of masked pieces, and
+    of next sentences where it has a head for them."""
+    from support.pretraining_reference import pad_batch
+
+    totals, counts, dataset = [0.0, 0.0], [0, 0], Dataset(data, Manifest.read(data), 64, validation=True)
+    for batch, _ in validation_batches(dataset, 0, 1, 32, limit=25):
+        given = pad_batch(batch)
+        labels = given.pop("labels").flatten(), given.pop("next_sentence_label")
+        with torch.no_grad():
+            output = model.eval()(**given)
+        masked = output.get("prediction_logits", output.get("logits")).flatten(0, 1)
+        for kind, logits in enumerate((masked, output.get("seq_relationship_logits"))):
+            if logits is not None:
+                totals[kind] += float(cross_entropy(logits, labels[kind], reduction="sum"))
+                counts[kind] += int((labels[kind] >= 0).sum())
+    return [total / count for total, count in zip(totals, counts, strict=True) if count]
 
 
 def stopped_at(source: Path, run: Path, step: int) -> Path:

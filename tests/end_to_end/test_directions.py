@@ -1,94 +1,56 @@
-"""Models of `hybrid` by their commands: trained, gone on with, exported, asked and fine-tuned, either way."""
+"""Models that read one way (`ltr`, `rtl`) or either way (`hybrid`), by their commands: trained, gone on with, exported,
+read by transformers, scored, asked and fine-tuned."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from support.base_models import write_bert
 from support.commands import run_main
-from support.faults import stop_at
 from support.finetuning import Toy, fine_tune, results
-from support.training import (
-    CUT,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    distance,
-    launch,
-    records,
-    stopped_at,
-    train,
-)
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from support.training import CUT, Place, assert_goes_on, assert_refused, assert_well, records
 
 from finetuning import prediction, run_pairs
 from pretraining import evaluate, export
 from pretraining.huggingface.folders import read_shape
 from pretraining.model.shape import Learning
-from pretraining.processes.ending import Code
 
-WORDS = ["--objective.name", "hybrid", "--objective.causal_share", "0.3", "--phases.0.learning_rate", "1e-2"]
-SAVES = ["--checkpoints.every", "2", "--checkpoints.keep", "9"]
 SHARE = 0.3
+HYBRID = ["--objective.name", "hybrid", "--objective.causal_share", "0.3", "--phases.0.learning_rate", "1e-2"]
+SAVES = ["--checkpoints.every", "1", "--checkpoints.keep", "9"]
+ZERO_3 = ["--parallel.zero", "3", *CUT]
 WAYS = {
-    "": [],
-    "bf16": ["--precision.dtype", "bf16"],
-    "dynamic masks": ["--objective.masks", "dynamic"],
-    "ZeRO 3": ["--parallel.zero", "3", *CUT],
-    "modern": ["--model.architecture", "modern", "--model.window", "8"],
-    "roberta": ["--model.architecture", "roberta"],
-    "pairs, ZeRO 3": ["--parallel.zero", "3", *CUT],
+    "pairs, ZeRO 3": ZERO_3,
+    "modern, masks drawn anew": "--model.architecture modern --model.window 8 --objective.masks dynamic".split(),
+    "roberta, bf16": "--model.architecture roberta --precision.dtype bf16".split(),
 }
-
-
-@pytest.fixture(scope="module")
-def place_of_all(shared: Place, unpaired_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Shards without pairs, which every architecture reads."""
-    return dataclasses.replace(shared, data=unpaired_data, folder=tmp_path_factory.mktemp("hybrid"))
+SEES = {"ltr": "before", "rtl": "after"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place_of_all: Place, shared: Place) -> None:
-    """And on one rank from a step of two: the same sequences are read left to right."""
-    more, place = [*WORDS, *SAVES, *WAYS[way]], place_of_all
-    if "pairs" in way:
-        place = dataclasses.replace(place, data=shared.data)
-    straight = place.folder / f"straight {way}"
-    said = assert_well(train(place.command(straight, *more)))
-    assert "logits read back by Cloze and transformers agree to" in said
+def test_a_run_learns_both_and_goes_on_bit_for_bit(way: str, place: Place, unpaired_data: Path) -> None:
+    """And on one rank from a step of two: the same sequences are read left to right. Its share stays."""
+    more, pairs = [*HYBRID, *SAVES, *WAYS[way]], "pairs" in way
+    place = place if pairs else dataclasses.replace(place, data=unpaired_data)
+    straight = place.folder / "straight"
+    assert "logits read back by Cloze and transformers agree to" in place.train(straight, *more)
     lines, scores = records(straight), records(straight, "evaluation")
     for figure in ("masked_loss", "piece_loss"):
         assert scores[-1][figure] < scores[0][figure]
-    assert {"next_loss" in line for line in (*lines, *scores)} == {"pairs" in way}
+    assert {"next_loss" in line for line in (*lines, *scores)} == {pairs}
     for line in lines:
         of_masked = line["masked_loss"] + line.get("next_loss", 0.0)
         assert line["loss"] == pytest.approx((1 - SHARE) * of_masked + SHARE * line["piece_loss"])
-    stopped = place.command(f"stopped {way}", *more)
-    assert_ended(launch(stopped, fault=partial(stop_at, 3)), Code.STOPPED)
-    assert_well(train(stopped))
-    assert_same(place.folder / f"stopped {way}", straight)
-    other = stopped_at(straight, place.folder / f"other {way}", 2)
-    assert_well(train(place.command(other, *more), 1))
-    tolerance = 3e-3 if way == "bf16" else 1e-4
-    assert_same_curve(other, straight, tolerance)
-    assert distance(other, straight) < tolerance
-
-
-@pytest.mark.slow
-def test_the_share_of_a_run_stays(place_of_all: Place) -> None:
-    run = place_of_all.folder / "begun"
-    assert_well(train(place_of_all.command(run, *WORDS, "--stop-after", "short"), 1))
-    changed = place_of_all.command(run, *WORDS, "--objective.causal_share", "0.5", "--phases.0.steps", "6")
-    assert "objective.causal_share was 0.3, now 0.5" in assert_ended(launch(changed, 1), Code.CURE)
+    assert_goes_on(place, more, straight, 3e-3 if "bf16" in way else 1e-4)
+    changed = place.command(straight, *more, "--objective.causal_share", "0.5", "--phases.1.steps", "6")
+    assert_refused(changed, "objective.causal_share was 0.3, now 0.5")
 
 
 @pytest.fixture(scope="module")
@@ -121,13 +83,12 @@ def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path) -> No
 
 @torch.inference_mode()
 def test_masks_are_filled_in_from_the_piece_before(model: Path) -> None:
-    (found,) = json.loads(run_main(evaluate.main, model, "--fill", "the [MASK] of the river", "--best", "3", "--json"))[
-        "fillings"
-    ]
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    said = run_main(evaluate.main, model, "--fill", "the [MASK] of the river", "--best", "3", "--json")
+    (found,) = json.loads(said)["fillings"]
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
     inputs = tokenizer("the [MASK] of the river", return_tensors="pt")
     at = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-    theirs: Any = AutoModelForMaskedLM.from_pretrained(model)
+    theirs: Any = transformers.AutoModelForMaskedLM.from_pretrained(model)
     best = theirs.eval()(**inputs).logits[0, at - 1].softmax(0).topk(3)
     assert [each["piece"] for each in found] == tokenizer.convert_ids_to_tokens(best.indices.tolist())
     assert [each["probability"] for each in found] == pytest.approx(best.values.tolist(), rel=1e-4)
@@ -153,9 +114,9 @@ def test_pairs_are_scored_either_way(model: Path, tmp_path: Path) -> None:
     """As transformers computes it: from the piece before each mask, and of the same weights as a decoder."""
     sentences = ("the river is long", "river the long is")
     (tmp_path / "pairs.tsv").write_text("good\tbad\n" + "\t".join(sentences) + "\n")
-    tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    masked: Any = AutoModelForMaskedLM.from_pretrained(model)
-    causal: Any = AutoModelForCausalLM.from_pretrained(model, is_decoder=True)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(model)
+    masked: Any = transformers.AutoModelForMaskedLM.from_pretrained(model)
+    causal: Any = transformers.AutoModelForCausalLM.from_pretrained(model, is_decoder=True)
     for sees in ("both", "before"):
         out = tmp_path / sees
         words = ["--model", str(model), "--pairs", str(tmp_path / "pairs.tsv"), "--out", str(out), "--sees", sees]
@@ -173,14 +134,60 @@ def test_pairs_are_scored_either_way(model: Path, tmp_path: Path) -> None:
             assert line[name] == pytest.approx(total, abs=1e-4)
 
 
+@pytest.fixture(scope="module", params=["ltr", "rtl"])
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def trained(name: str, shared: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """The folder of "straight", a run of two ranks that learns one way."""
+    place = dataclasses.replace(shared, folder=tmp_path_factory.mktemp(name))
+    place.train("straight", "--objective.name", name, "--phases.0.learning_rate", "1e-2")
+    return place
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("sees", ["both", "before"])
-def test_it_is_fine_tuned_either_way(sees: str, model: Path, toy: Toy) -> None:
-    toy = dataclasses.replace(toy, model=model, folder=toy.folder)
-    assert_well(fine_tune(toy.command("tuned", "--sees", sees)))
-    assert_well(fine_tune(toy.command("two", "--sees", sees), ranks=2))
+def test_an_export_is_what_it_says(name: str, trained: Place, tmp_path: Path) -> None:
+    again = tmp_path / "again"
+    run_main(export.main, trained.folder / "straight", "--out", tmp_path / "anew")
+    run_main(export.main, tmp_path / "anew", "--out", again)
+    config, card = json.loads((again / "config.json").read_text()), (again / "README.md").read_text()
+    learns = read_shape(again).learns
+    assert (learns.objective, learns.pairs, learns.sees) == (name, False, SEES[name])
+    if name == "rtl":
+        assert config["model_type"] == "cloze-rtl"
+        for kind in (transformers.AutoConfig, transformers.AutoModel, transformers.AutoModelForCausalLM):
+            with pytest.raises(ValueError, match="cloze-rtl"):
+                kind.from_pretrained(again)
+        assert "No class of transformers" in card
+        return
+    assert (config["model_type"], config["is_decoder"]) == ("bert", True)
+    assert "AutoModelForCausalLM" in card
+    assert transformers.AutoModelForCausalLM.from_pretrained(again).config.is_decoder
+
+
+def assert_fine_tuned(toy: Toy, sees: str, *more: str) -> Path:
+    """Fine-tuning on two ranks has the scores of one, and the model answers by what it reads. Returns its folder."""
+    assert_well(fine_tune(toy.command("tuned", *more)))
+    assert_well(fine_tune(toy.command("two", *more), ranks=2))
     assert results(toy.folder / "tuned")["scores"] == results(toy.folder / "two")["scores"]
     folder = toy.folder / "tuned" / "toy" / "model"
     assert read_shape(folder).learns.sees == sees
     answers = prediction.load(folder)([{"text": "a good film the plot"}, {"text": "a poor film the plot"}])
     assert answers[0]["probabilities"] != answers[1]["probabilities"]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sees", ["both", "before"])
+def test_a_hybrid_is_fine_tuned_either_way(sees: str, model: Path, toy: Toy) -> None:
+    assert_fine_tuned(dataclasses.replace(toy, model=model), sees, "--sees", sees)
+
+
+@pytest.mark.slow
+def test_it_is_fine_tuned_one_way_without_being_told(name: str, trained: Place, toy: Toy) -> None:
+    folder = assert_fine_tuned(dataclasses.replace(toy, model=trained.folder / "straight" / "export"), SEES[name])
+    assert json.loads((folder / "config.json").read_text())["model_type"] == f"cloze-{name}"
+    with pytest.raises(ValueError, match=f"cloze-{name}"):
+        transformers.AutoModelForSequenceClassification.from_pretrained(folder)
