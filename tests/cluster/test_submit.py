@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ SBATCH = """\
 echo "$CLOZE_TASKS|$SBATCH_ACCOUNT|$*" >> "$0.calls"
 count=$(wc -l < "$0.calls")
 [ "$count" -ne "${SILENT_AT:-0}" ] || { echo "Welcome"; exit 0; }
-[ "$count" -ne "${SLOW_AT:-0}" ] || { kill -INT "$PPID"; sleep 1; }
+[ "$count" -ne "${SLOW_AT:-0}" ] || { kill -INT "$PPID"; exec sleep 9; }
 [ "$count" -ne "${FAIL_AT:-0}" ] || { echo "sbatch: error: Invalid account" >&2; exit 1; }
 echo "$((100 + count));mini"
 [ -z "${TAIL:-}" ] || echo "$TAIL"
@@ -164,11 +165,7 @@ def test_the_site_says_where_things_are_unless_the_command_does(folder: Path, su
 @pytest.mark.parametrize(
     ("variables", "told", "cancelled"),
     [
-        (
-            {"FAIL_AT": "3"},
-            "error: finetune: sbatch: error: Invalid account\nnothing is left in the queue",
-            "102 101",
-        ),
+        ({"FAIL_AT": "3"}, "error: finetune: sbatch: error: Invalid account\nnothing is left in the queue", "102 101"),
         ({"FAIL_AT": "3", "KEPT": "101"}, "Socket timed out): scancel 102 101\n", "102 101"),
         ({"SILENT_AT": "2"}, "error: pretrain: sbatch printed no id: Welcome", "101"),
     ],
@@ -184,38 +181,26 @@ def test_a_chain_that_slurm_refuses_is_taken_back(
 
 
 def test_ctrl_c_takes_the_chain_back(folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "cluster/submit.py", "pipeline", "--recipe", "recipe.toml"],
-        cwd=folder,
-        env=environment(folder, SLOW_AT="2"),
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # which what runs in the background ignores
-    )
+    command, slow = [sys.executable, "cluster/submit.py", "pipeline", "--recipe", "recipe.toml"], {"SLOW_AT": "2"}
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # which what runs in the background ignores
+    run = partial(subprocess.run, capture_output=True, text=True, check=False, preexec_fn=hears)
+    done = run(command, cwd=folder, env=environment(folder, **slow))
     assert (done.returncode, calls(folder, "scancel")) == (2, ["101"])
     assert "error: pretrain: interrupted; squeue --me shows whether Slurm took it" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        ("exit 0", "2:exit 0"),
-        ("exec true", "2:exec true"),
-        ("trap 'echo bye' EXIT; exit 0", "2:trap"),
-        ("set -e; false", "2:set -e; false"),
-        ("set -o errexit; false", "2:set -o errexit"),
-        (": ${NEEDED:?is not set}", "2:: ${NEEDED:?"),
-    ],
-)
-def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: Submit, line: str, shown: str) -> None:
+ENDS = ("exit 0", "exec true", "trap 'echo bye' EXIT; exit 0", "set -e; false", "set -o errexit; false")
+
+
+@pytest.mark.parametrize("line", [*ENDS, ": ${NEEDED:?is not set}"])
+def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: Submit, line: str) -> None:
     """By submit.py, and by the jobs, which would have ended without a word."""
     (folder / "cluster" / "site.env").write_text(f"SBATCH_ACCOUNT=theirs\n{line}\n")
     job = ". cluster/functions.sh; prepare_job; echo went on"
     for done in (submit("--dry-run"), shell(folder, job, SLURM_JOB_ID="1", SLURM_SUBMIT_DIR=str(folder))):
         assert (done.returncode, done.stdout) == (2, "")
         assert "error: cluster/site.env: ends the shell" in done.stderr
-        assert shown in done.stderr
+        assert f"2:{line}" in done.stderr
 
 
 def test_options_for_plans_alone_are_those_of_train() -> None:
@@ -232,7 +217,6 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
     ("words", "message"),
     [
         (["--text", "nowhere"], "--text nowhere: no such file or folder"),
-        (["--recipe", "recipe.toml", "--phases.0.stps", "3"], "did you mean phases.0.steps?"),
         (["--from", "finetune", "--run", "runs/none"], "--run runs/none: no such folder"),
         (["--recipe", "demo", "--gpu=h100-80"], "--gpu=h100-80: only for train.py --check"),
         (["--tasks", "squd"], "--tasks squd: there is cola"),
@@ -249,8 +233,7 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
 )
 def test_what_would_fail_later_is_refused_now(folder: Path, submit: Submit, words: list[str], message: str) -> None:
     variables = dict(word.split("=", 1) for word in words if word.startswith("CLOZE_"))
-    words = [word for word in words if not word.startswith("CLOZE_")]
-    done = submit(*words, **{"CLOZE_IMAGE": "", "CLOZE_PYTHON": sys.executable, **variables})
+    done = submit(*(word for word in words if not word.startswith("CLOZE_")), **variables)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert not calls(folder)
@@ -291,15 +274,15 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--phases.0.stps", "3"], "did you mean phases.0.steps?"),
-        (["--time-limit", "soon"], "--time-limit soon: "),
-        (["--from", "pretrain"], "--shards data/wiki: no "),
+        ("--phases.0.stps 3", "did you mean phases.0.steps?"),
+        ("--time-limit soon", "--time-limit soon: "),
+        ("--from pretrain", "--shards data/wiki: no "),
     ],
 )
 def test_words_that_train_does_not_know_are_refused(
-    folder: Path, submit: Submit, arguments_checked: dict[str, str], words: list[str], message: str
+    folder: Path, submit: Submit, arguments_checked: dict[str, str], words: str, message: str
 ) -> None:
-    done = submit("--recipe", "recipe.toml", *words, **arguments_checked)
+    done = submit("--recipe", "recipe.toml", *words.split(), **arguments_checked)
     assert (done.returncode, calls(folder)) == (2, [])
     assert message in done.stderr
 

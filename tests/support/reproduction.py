@@ -99,14 +99,7 @@ class StandIn:
         value = self.score(words, 0) or 0.0
         share = {"accuracy": value, "spread": 0.002, "right": round(67_000 * value), "pairs": 67_000}
         about = {"model": "m", "checksum": "c", "data": "blimp", "data_sha256": "s", "chance": 0.5, "equal": 7}
-        took = {
-            "too_long": 0,
-            "seconds": 1.0,
-            "scored_now": 67_000,
-            "dtype": "fp32",
-            "device": "cpu",
-            "threads": 1,
-        }
+        took = {"too_long": 0, "seconds": 1.0, "scored_now": 67_000, "dtype": "fp32", "device": "cpu", "threads": 1}
         groups = {"phenomena": {"binding": share}, "paradigms": {}}
         write_json(out / "results.json", {**share, **about, **took, **groups, "torch": "2"})
 
