@@ -84,15 +84,10 @@ class StandIn:
         runs: dict[str, Any] = {}
         for seed in range(1, seeds + 1):
             value = self.score(words, seed)
-            figures = {} if value is None else dict.fromkeys(FIGURES, value)
-            run: dict[str, Any] = {
-                "settings": {"seed": seed},
-                "metric": "accuracy",
-                "score": value,
-                "degenerate": value == 0.5,
-            }
-            run |= {"failed": "what it computes is no number"} if value is None else {"scores": splits_of(figures)}
-            runs[f"lr1-seed{seed}"] = run
+            scores = dict.fromkeys(SPLITS, dict.fromkeys(FIGURES, value))
+            found = {"failed": "what it computes is no number"} if value is None else {"scores": scores}
+            run = {"settings": {"seed": seed}, "metric": "accuracy", "score": value, "degenerate": value == 0.5}
+            runs[f"lr1-seed{seed}"] = {**run, **found}
         write_json(out / "results.json", {"task": {"metric": "accuracy", "runs": runs}})
 
     def _pairs(self, words: str, out: Path) -> None:
@@ -105,12 +100,8 @@ class StandIn:
 
 
 FIGURES = ("accuracy", "f1", "spearman", "matthews", "exact", "exact_match")
-"""Figures of all tasks; a task has some of them."""
-
-
-def splits_of(figures: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
-    """The same figures on every split that a column may show."""
-    return dict.fromkeys(("dev", "dev_matched", "dev_mismatched"), figures)
+SPLITS = ("dev", "dev_matched", "dev_mismatched")
+"""Figures of all tasks, of which a task has some, and the splits that a column may show."""
 
 
 def shards(words: str, out: Path) -> None:

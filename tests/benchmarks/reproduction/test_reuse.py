@@ -44,15 +44,15 @@ def test_no_command_is_run_twice_and_a_table_that_was_interrupted_goes_on(place:
 
 def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:
     """In a clone that has the file alone, nothing of it is run again; what another table needs besides, is."""
-    made = place.complete("table5", scale="mini")
-    clone, nothing, more = place.clone(place.folder / "table5-mini.json"), StandIn(), StandIn()
-    assert clone.complete("table5", nothing, "mini").rows == made.rows
+    made = place.complete("table5")
+    clone, nothing, more = place.clone(place.folder / "table5-demo.json"), StandIn(), StandIn()
+    assert clone.complete("table5", nothing).rows == made.rows
     assert nothing.ran == []
-    assert clone.make("table8", StandIn(), "mini", plan=True) == 0
+    assert clone.make("table8", StandIn(), plan=True) == 0
     assert len(re.findall(r" (?:shards +text|train +base seed 1) +to do ", clone.shown)) == 2
-    clone.complete("table8", more, "mini")
-    assert sum(name.startswith("train/") for name in more.ran) == 6  # five other ways of masks, and the base again
-    assert not any(name.startswith("tune/stsb-base") for name in more.ran)
+    clone.complete("table8", more)
+    assert sum(name.startswith("train/") for name in more.ran) == 7  # six other ways of masks, and the base again
+    assert not any(name.startswith("tune/demo-base") for name in more.ran)
 
 
 def test_damaged_results_are_passed_over_with_a_word_and_a_table_prefers_its_own(place: Place) -> None:
@@ -77,24 +77,31 @@ def test_damaged_results_are_passed_over_with_a_word_and_a_table_prefers_its_own
         assert found.date == day
 
 
-def test_a_stopped_command_replaces_no_table_of_more_runs(place: Place) -> None:
-    place.complete("table5")
-    before = (place.folder / "table5-demo.json").read_bytes()
-    other = place.clone(place.folder / "table5-demo.json")
+def test_a_complete_table_alone_replaces_a_complete_one_of_another_recipe(place: Place) -> None:
+    before, kept = place.complete("table5"), place.folder / "table5-demo.json"
     place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {path}")
-    assert other.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
-    assert "kept in" in other.shown
-    assert len(read_result(other.folder / "table5-demo-partial.json").runs) == 3
-    assert (other.folder / "table5-demo.json").read_bytes() == before
+    stopped = place.clone(kept)
+    lacking = stopped.clone(kept)
+    assert stopped.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
+    assert "kept in" in stopped.shown
+    assert len(read_result(stopped.folder / "table5-demo-partial.json").runs) == 3
+    lacking.lacks.add("BLiMP")
+    assert lacking.make("table5", StandIn()) == Code.DONE
+    assert (lacking.folder / "table5-demo-partial.json").exists()
+    for other in (stopped, lacking):
+        assert (other.folder / kept.name).read_bytes() == kept.read_bytes()
+    lacking.lacks.clear()
+    assert {*before.runs} != {*place.complete("table5").runs}
+    assert not (place.folder / "table5-demo-partial.json").exists()
 
 
 def test_a_run_that_has_failed_in_kept_results_is_tried_again(place: Place) -> None:
-    made, path, again = place.complete("table5", scale="mini"), place.folder / "table5-mini.json", StandIn()
+    made, path, again = place.complete("table5"), place.folder / "table5-demo.json", StandIn()
     content = json.loads(path.read_text())
     name = next(name for name in content["runs"] if name.startswith("tune/"))
     content["runs"][name] |= {"code": 2, "said": "no room", "scores": []}
     path.write_text(json.dumps(content))
-    assert place.clone(path).complete("table5", again, "mini").rows == made.rows
+    assert place.clone(path).complete("table5", again).rows == made.rows
     assert name in again.ran
 
 
@@ -109,23 +116,6 @@ def test_another_recipe_makes_all_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = before & names_of("demo")
     assert {name.partition("/")[0] for name in kept} == {"shards", "task"}
     assert (len(before), len(kept)) == (13, 2)
-
-
-def test_a_complete_table_of_another_recipe_replaces_the_earlier_one(place: Place) -> None:
-    before, checksum = place.complete("table5"), commands.checksum_recipe
-    place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {checksum(path)}")
-    assert {*before.runs} != {*place.complete("table5").runs}
-    assert not (place.folder / "table5-demo-partial.json").exists()
-
-
-def test_a_table_without_its_data_replaces_no_complete_one(place: Place) -> None:
-    place.complete("table5")
-    before = (place.folder / "table5-demo.json").read_bytes()
-    place.patch.setattr(commands, "checksum_recipe", lambda path: f"another {path}")
-    place.lacks = {"BLiMP"}
-    assert place.make("table5", StandIn()) == Code.DONE
-    assert (place.folder / "table5-demo.json").read_bytes() == before
-    assert (place.folder / "table5-demo-partial.json").exists()
 
 
 def test_another_text_makes_all_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,11 +143,12 @@ def test_other_files_of_tasks_and_pairs_give_other_results(tmp_path: Path, monke
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(file)
+    before = names_of("mini")
     for file, prefix, count in zip(files, ("tune/stsb", "tune/stsb", "", "pairs/"), (13, 13, 0, 9), strict=True):
-        before = names_of("mini")
         (tmp_path / file).write_text("other")
-        other = names_of("mini") - before
-        assert (len(other), {name.startswith(prefix) for name in other} - {True}) == (count, set())
+        now = names_of("mini")
+        assert (len(now - before), {name.startswith(prefix) for name in now - before} - {True}) == (count, set())
+        before = now
 
 
 def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
