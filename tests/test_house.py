@@ -52,18 +52,7 @@ WINGS = {
         ["devices"],
     ],
     "finetuning": [
-        [
-            "run_glue",
-            "run_squad",
-            "run_swag",
-            "run_ner",
-            "run_task",
-            "run_pairs",
-            "predict",
-            "evaluate_squad",
-            "compare",
-            "fetch",
-        ],
+        "run_glue run_squad run_swag run_ner run_task run_pairs predict evaluate_squad compare fetch".split(),
         ["session", "prediction", "reference"],
         ["running"],
         ["tasks", "model", "averages"],
@@ -83,6 +72,11 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(parse(path))]
+
+
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -90,10 +84,11 @@ def shown(path: Path) -> str:
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()}
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """All modules that a file imports, wherever in it: in functions and for types too."""
     found = set()
-    for node in ast.walk(parse(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -149,7 +144,7 @@ def test_nobody_compares_the_names_of_what_declares_itself() -> None:
     for path in sources():
         if path.parent in rooms and path.stem in names:
             continue
-        for node in ast.walk(parse(path)):
+        for node in nodes_of(path):
             compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
             compared += [key for key in node.keys if key] if isinstance(node, ast.Dict) else []
             compared += [node.value] if isinstance(node, ast.MatchValue) else []
@@ -196,8 +191,8 @@ def test_nobody_but_the_architectures_names_their_weights_sizes_and_classes() ->
     for path in sources():
         if shown(path).startswith(tuple(KNOW_ARCHITECTURES)):
             continue
-        texts = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
-        for node in ast.walk(parse(path)):
+        texts = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
+        for node in nodes_of(path):
             said = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name | ast.alias) else ""
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
                 said = node.value
@@ -207,37 +202,26 @@ def test_nobody_but_the_architectures_names_their_weights_sizes_and_classes() ->
     assert naming == []
 
 
-JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
 UNTYPED = {
-    "architectures/declaration.py Architecture.adapt_config": "config.json, as transformers has it",
-    "architectures/roberta.py Roberta.adapt_config": "config.json, as transformers has it",
-    "architectures/roberta.py Roberta.config": "config.json, as transformers has it",
-    "architectures/electra.py Electra.adapt_config": "config.json, as transformers has it",
-    "architectures/electra.py Electra.config": "config.json, as transformers has it",
-    "architectures/gpt.py Gpt.adapt_config": "config.json, as transformers has it",
-    "architectures/modern.py Modern.adapt_config": "config.json, as transformers has it",
-    "architectures/modern.py Modern.config": "config.json, as transformers has it",
-    "architectures/declaration.py Architecture.config": "config.json, as transformers has it",
-    "architectures/declaration.py read_shape": JSON,
-    "config/overrides.py list_sizes": "a table as a recipe has it, before it is checked",
-    "model/shape.py Shape.values": JSON,
-    "checkpoint/state.py RunRecord.as_json": JSON,
-    "checkpoint/loop.py Loop.write_checkpoint": JSON,
-    "checkpoint/writing.py Saver.save": JSON,
-    "config/overrides.py take_over": "a table as a recipe has it, before it is checked",
-    "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
-    "engine/deepspeed_config.py make_deepspeed_config": DEEPSPEED,
-    "huggingface/config.py make_config": "config.json, as transformers has it",
-    "huggingface/config.py parse_head": "config.json, as transformers has it",
-    "huggingface/config.py parse_shape": "config.json, as transformers has it",
-    "huggingface/folders.py read_task": "task.json, of which each kind of task has other keys",
-    "huggingface/folders.py write_bare": "task.json, of which each kind of task has other keys",
-    "huggingface/folders.py write_fine_tuned": "task.json, of which each kind of task has other keys",
-    "planning/memory.py plan_memory": "the recipe's own settings of DeepSpeed",
-    "reporting/metrics_file.py read_all_records": "lines of metrics.jsonl",
-    "reporting/metrics_file.py read_newest_records": "lines of metrics.jsonl",
+    "config.json, as transformers has it": """
+        architectures/declaration.py:Architecture.config architectures/declaration.py:Architecture.adapt_config
+        architectures/electra.py:Electra.config architectures/electra.py:Electra.adapt_config
+        architectures/gpt.py:Gpt.adapt_config architectures/modern.py:Modern.config
+        architectures/modern.py:Modern.adapt_config architectures/roberta.py:Roberta.config
+        architectures/roberta.py:Roberta.adapt_config huggingface/config.py:make_config
+        huggingface/config.py:parse_head huggingface/config.py:parse_shape""",
+    "JSON, whose form its file has": """
+        architectures/declaration.py:read_shape model/shape.py:Shape.values checkpoint/state.py:RunRecord.as_json
+        checkpoint/loop.py:Loop.write_checkpoint checkpoint/writing.py:Saver.save""",
+    "a recipe or one of its tables, before pydantic checks it": """
+        config/overrides.py:list_sizes config/overrides.py:take_over config/settings.py:Recipe.as_dict""",
+    "DeepSpeed's settings": "engine/deepspeed_config.py:make_deepspeed_config planning/memory.py:plan_memory",
+    "task.json, of which each kind of task has other keys": """
+        huggingface/folders.py:read_task huggingface/folders.py:write_bare huggingface/folders.py:write_fine_tuned""",
+    "lines of metrics.jsonl": """
+        reporting/metrics_file.py:read_all_records reporting/metrics_file.py:read_newest_records""",
 }
-"""Functions of pre-training that take or give a dictionary without a type, and why."""
+"""Functions of pre-training that take or give a dictionary without a type, by the reason."""
 
 
 def public_functions(body: Sequence[ast.stmt], above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -255,8 +239,8 @@ def test_no_dictionary_without_a_type_crosses_a_room_of_pretraining() -> None:
         for name, function in public_functions(parse(path).body):
             types = ast.unparse(function.args) + ast.unparse(function.returns or ast.Tuple([], ast.Load()))
             if "dict[str, Any]" in types or "Mapping[str, Any]" in types:
-                found.add(f"{path.relative_to(ROOT / 'pretraining')} {name}")
-    assert found == set(UNTYPED)
+                found.add(f"{path.relative_to(ROOT / 'pretraining')}:{name}")
+    assert found == {name for names in UNTYPED.values() for name in names.split()}
 
 
 def test_preparing_data_loads_no_torch() -> None:
@@ -284,12 +268,9 @@ RIDDLES = set(
 
 
 def test_functions_are_named_by_a_verb_and_a_noun() -> None:
-    nodes = [(path, node) for path in sources() for node in ast.walk(parse(path))]
-    assert [
-        f"{shown(path)}:{node.lineno} {node.name}"
-        for path, node in nodes
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in RIDDLES
-    ] == []
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    named = [(path, node) for path in sources() for node in nodes_of(path) if isinstance(node, functions)]
+    assert [f"{shown(path)}:{node.lineno} {node.name}" for path, node in named if node.name in RIDDLES] == []
 
 
 def test_classes_of_two_things_have_two_names() -> None:

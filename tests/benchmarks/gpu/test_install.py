@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -27,15 +28,19 @@ def test_without_a_network_the_machines_packages_do(tmp_path: Path, capfd: pytes
     assert told.stdout.split() == [str(tmp_path / "venv"), torch.__file__, str(ROOT / "benchmarks" / "gpu")]
 
 
-@pytest.mark.parametrize("package", ["nowhere-to-be-found", "torch>=99"])
 def test_a_wheel_that_is_missing_is_named_and_one_of_another_torch_not_taken(
-    package: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wheels").mkdir()
-    monkeypatch.setattr(install, "NEEDED", (package,))
+    files = {"METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n", "RECORD": ""}
+    files["WHEEL"] = "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(tmp_path / "wheels" / "torch-99.0-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(f"torch-99.0.dist-info/{name}", text)
+    monkeypatch.setattr(install, "NEEDED", ("torch>=99",))
     assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
     said = capfd.readouterr()
-    assert package in said.err
+    assert "torch>=99" in said.err
     assert "make gpu-wheels HAS='torch' gathers all" in said.out
 
 
@@ -58,10 +63,8 @@ def test_a_python_without_the_venv_module_is_told_what_to_do(
 
 def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:
     lock = "numpy==2.5.5 ; python_version >= '3.12'\nPy_Arrow==22.0\nsetuptools==84.2.1\ntorch==2.13.0\ntyro==1.0"
-    assert lock_versions(lock, {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}).splitlines() == [
-        "tyro==1.0",
-        "torch==2.11.0+cu130",
-    ]
+    has = {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}
+    assert lock_versions(lock, has).splitlines() == ["tyro==1.0", "torch==2.11.0+cu130"]
 
 
 def test_packages_are_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
