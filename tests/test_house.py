@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import ast
-import itertools
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import PathFinder
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from support.breaks import read_table
-
-from pretraining.architectures.declaration import architectures, make_shape
 
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks", "cluster"]
 FOLDERS = {*FLOORS, "docs", "tests", ".ci", ".git"}
@@ -151,96 +146,6 @@ def test_nobody_compares_the_names_of_what_declares_itself() -> None:
             if {each.value for each in compared if isinstance(each, ast.Constant)} & names:
                 comparing.append(f"{shown(path)}: {ast.unparse(node)}")
     assert comparing == []
-
-
-KNOW_ARCHITECTURES = {
-    "pretraining/architectures/": "what architectures declare",
-    "pretraining/model/": "their modules",
-    "pretraining/answering/": "faster layers of BERT, by its declaration",
-    "benchmarks/": "other programs, which train models of transformers",
-    "data_prep/": "tokenizers by their names, and what other programs call our settings; it knows no model",
-}
-"""Folders and files that may name what belongs to an architecture, and why."""
-SHARED = {"embeddings.word", "embeddings.word.weight", "hidden_size"}
-"""Names that are not an architecture's own: heads read the table of pieces, and PyTorch's LSTM has a hidden_size. Nor
-is what begins with `self` or `model`, as ModernBERT's weights do."""
-
-
-def list_words_of_architectures() -> set[str]:
-    """The names of weights, modules and classes of all architectures, here and in transformers, and of their sizes in
-    config.json; of what lies in a layer, without its number."""
-    words = set[str]()
-    for name, kind in architectures().items():
-        words |= {*kind.classes.values(), *(theirs for ours, theirs in kind.config_names.items() if ours != theirs)}
-        shape = make_shape(next(iter(kind.sizes)), 5, name)
-        for weight in itertools.chain(kind.weights(shape), *kind.heads(shape).values()):
-            for full in (weight.ours, *weight.theirs):
-                parts = full.split(".")
-                words |= {full, *map(".".join, pairwise(part for part in parts[:-1] if not part.isdecimal()))}
-    return {word for word in words - SHARED if not word.startswith(("self.", "model."))}
-
-
-def test_nobody_but_the_architectures_names_their_weights_sizes_and_classes() -> None:
-    """In code; docstrings may speak of BERT. Whoever must know, asks the declaration."""
-    words = list_words_of_architectures()
-    assert {"attention.qkv", "embeddings.position.weight", "num_hidden_layers", "BertForMaskedLM"} <= words
-    prefixes = "|".join(filter(None, {kind.class_prefix for kind in architectures().values()}))
-    pattern = re.compile(rf"(?<![\w])(({'|'.join(map(re.escape, sorted(words)))})(?!\w)|({prefixes})[A-Z])")
-    published = {size for kind in architectures().values() for size in kind.sizes.values()}
-    naming = []
-    for path in sources():
-        if shown(path).startswith(tuple(KNOW_ARCHITECTURES)):
-            continue
-        texts = {id(node.value) for node in nodes_of(path) if isinstance(node, ast.Expr)}
-        for node in nodes_of(path):
-            said = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name | ast.alias) else ""
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
-                said = node.value
-            numbers = tuple(each.value for each in getattr(node, "elts", ()) if isinstance(each, ast.Constant))
-            if (word := pattern.search(said)) or numbers in published:
-                naming.append(f"{shown(path)}:{getattr(node, 'lineno', 0)} {word[0] if word else numbers}")
-    assert naming == []
-
-
-UNTYPED = {
-    "config.json, as transformers has it": """
-        architectures/declaration.py:Architecture.config architectures/declaration.py:Architecture.adapt_config
-        architectures/electra.py:Electra.config architectures/electra.py:Electra.adapt_config
-        architectures/gpt.py:Gpt.adapt_config architectures/modern.py:Modern.config
-        architectures/modern.py:Modern.adapt_config architectures/roberta.py:Roberta.config
-        architectures/roberta.py:Roberta.adapt_config huggingface/config.py:make_config
-        huggingface/config.py:parse_head huggingface/config.py:parse_shape""",
-    "JSON, whose form its file has": """
-        architectures/declaration.py:read_shape model/shape.py:Shape.values checkpoint/state.py:RunRecord.as_json
-        checkpoint/loop.py:Loop.write_checkpoint checkpoint/writing.py:Saver.save""",
-    "a recipe or one of its tables, before pydantic checks it": """
-        config/overrides.py:list_sizes config/overrides.py:take_over config/settings.py:Recipe.as_dict""",
-    "DeepSpeed's settings": "engine/deepspeed_config.py:make_deepspeed_config planning/memory.py:plan_memory",
-    "task.json, of which each kind of task has other keys": """
-        huggingface/folders.py:read_task huggingface/folders.py:write_bare huggingface/folders.py:write_fine_tuned""",
-    "lines of metrics.jsonl": """
-        reporting/metrics_file.py:read_all_records reporting/metrics_file.py:read_newest_records""",
-}
-"""Functions of pre-training that take or give a dictionary without a type, by the reason."""
-
-
-def public_functions(body: Sequence[ast.stmt], above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods that other files may call, by their names."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield above + node.name, node
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from public_functions(node.body, f"{above}{node.name}.")
-
-
-def test_no_dictionary_without_a_type_crosses_a_room_of_pretraining() -> None:
-    found = set()
-    for path in (ROOT / "pretraining").rglob("*.py"):
-        for name, function in public_functions(parse(path).body):
-            types = ast.unparse(function.args) + ast.unparse(function.returns or ast.Tuple([], ast.Load()))
-            if "dict[str, Any]" in types or "Mapping[str, Any]" in types:
-                found.add(f"{path.relative_to(ROOT / 'pretraining')}:{name}")
-    assert found == {name for names in UNTYPED.values() for name in names.split()}
 
 
 def test_preparing_data_loads_no_torch() -> None:
