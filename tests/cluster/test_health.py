@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from cluster import health
 from cluster.findings import compare_reports
@@ -53,6 +55,26 @@ def test_other_code_is_seen_and_another_place_is_not(root: Path) -> None:
     assert describe_code()["code"] != before
     shutil.rmtree(elsewhere / health.FOLDERS[0])
     assert describe_code()["code"] != before, "what is missing is other code too"
+
+
+def test_a_link_is_as_fast_as_its_best_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first exchange opens the connection. All ranks send and receive as much as the others."""
+    calls: list[str] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    for name in ("send", "recv", "all_reduce"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: calls.append(name))
+
+    def time_repeats(work: Callable[[], None], device: torch.device) -> list[float]:
+        work()
+        return [9.0, 0.5, 2.0]
+
+    monkeypatch.setattr(health, "time_repeats", time_repeats)
+    cpu = torch.device("cpu")
+    assert health.exchange(0, cpu, None) == 2 * (4 << 20) / 0.5
+    assert health.exchange(2, cpu, None) == 2 * (4 << 20) / 0.5
+    assert health.reduce_all(cpu, None) == 2 * 3 / 4 * (4 << 20) / 0.5
+    assert calls == ["recv", "send", "send", "recv", "all_reduce"]
 
 
 # What follows
@@ -102,10 +124,8 @@ def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
     for count in (3, 4, 5, 8):
         names = [f"node{number}" for number in range(count)]
         others = [find_partners(names, rank) for rank in range(count)]
-        links = [
-            [None if other is None else 1.9 if 1 in (rank, other) else 4.0 for other in others[rank]]
-            for rank in range(count)
-        ]
+        ends = [[None if other is None else {rank, other} for other in others[rank]] for rank in range(count)]
+        links = [[pair and (1.9 if 1 in pair else 4.0) for pair in own] for own in ends]
         assert compare_reports(ring(*links)).excluded == ["node1"]
         links = [[link and max(link, 2.1) for link in own] for own in links]
         assert compare_reports(ring(*links)).excluded == []
