@@ -1,4 +1,4 @@
-"""The planner's model against published runs of many nodes, calibrated on one node; it prints the table of errors."""
+"""The planner's model against published runs of many nodes, calibrated on one node, and of ranks that share a model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ HELD_OUT = {f"TensorFlow {name}" for name in OTHERS}
 COMPARISONS = list(published.compare(CONTENT))
 
 
+def require_in_page(cells: str, about: str = "") -> None:
+    assert f"| {cells} |" in PAGE, f"docs/planning.md is stale: {about} | {cells} |"
+
+
 def test_the_model_errs_at_most_half_as_much_as_linear_scaling() -> None:
     by_run = defaultdict(list)
-    print(f"\n{'run':20}{'what':22}{'GPUs':>6}{'published':>12}{'modelled':>12}{'error':>8}{'linear':>8}")
     for each in COMPARISONS:
         by_run[each.run].append(each)
-        numbers = f"{each.published:12,.2f}{each.modelled:12,.2f}{each.error:8.1%}{each.linear_error:8.1%}"
-        print(f"{each.run:20}{each.what:22}{each.gpus:6,}{numbers}")
     seen = [each for each in COMPARISONS if each.run in RUNS]
     assert {run for run in by_run if run not in RUNS} == HELD_OUT
     for run, found in {**by_run, "all of them": seen}.items():
         ours, linear = mean(abs(each.error) for each in found), mean(abs(each.linear_error) for each in found)
-        print(f"{run:20}mean error {ours:6.1%}, of linear scaling {linear:6.1%}: {ours / linear:.2f} of it")
         assert ours < linear if run in HELD_OUT else ours <= linear / 2
-        assert f" | {ours:.1%} | {linear:.1%} | {ours / linear:.2f} |" in PAGE, f"docs/planning.md is stale: {run}"
+        require_in_page(f"{ours:.1%} | {linear:.1%} | {ours / linear:.2f}", run)
 
 
 def test_every_row_of_several_nodes_is_compared_and_none_of_them_calibrates() -> None:
@@ -56,18 +56,15 @@ def test_the_constants_are_those_of_rows_of_one_node_that_are_not_held_out() -> 
 
 
 def test_the_range_of_a_plan_is_that_of_runs_which_the_model_was_fitted_without() -> None:
-    found = sorted(published.foretell(CONTENT).items(), key=lambda item: item[1])
-    for (run, what), times in found:
-        print(f"{run:20}{what:10}{times:6.2f} times as long as the model says that was fitted without it")
-        assert f"| {run} | {what} | {times:.2f} |" in PAGE, f"docs/planning.md is stale: {run} {what} {times:.2f}"
+    for (run, what), times in published.foretell(CONTENT).items():
+        require_in_page(f"{run} | {what} | {times:.2f}")
     assert published.fit_margin(CONTENT) == pytest.approx(PUBLISHED, abs=0.005)
 
 
 def test_the_range_without_a_source_has_eight_of_ten_of_its_rows() -> None:
     covered = published.cover(CONTENT)
     for source, (within, rows) in covered.items():
-        print(f"{source:20}{within:3} of {rows:3} rows within the range of all other sources")
-        assert f"| {source} | {within} of {rows} |" in PAGE, f"docs/planning.md is stale: {source}"
+        require_in_page(f"{source} | {within} of {rows}")
     assert len(covered) == 6
     assert sum(within for within, _ in covered.values()) >= 0.8 * sum(rows for _, rows in covered.values())
 
@@ -100,13 +97,10 @@ def test_the_rows_that_fit_nothing_are_foretold_within_6_percent() -> None:
     found = published.compare_meshes(MESHES, SOFTWARE)
     for each in found:
         row, unit = each.row, 1e15 if each.published > 1e12 else 1.0
-        figures = f"{each.published / unit:.2f} | {each.modelled / unit:.2f} | {each.error:+.1%} | {each.times:.2f} |"
-        line = f"| {row['what']} | {row['tensor']} x {row['gpus'] // row['tensor']} | {figures}"
-        print(line)
-        assert line in PAGE, "docs/planning.md is stale"
+        figures = f"{each.published / unit:.2f} | {each.modelled / unit:.2f} | {each.error:+.1%} | {each.times:.2f}"
+        require_in_page(f"{row['what']} | {row['tensor']} x {row['gpus'] // row['tensor']} | {figures}")
     for fits in (True, False):
         error = published.find_mean_error(each for each in found if ("fits" in each.row) == fits)
-        print("fitted" if fits else "foretold", f"{error:.1%}")
         assert f"{error:.1%}" in TEXT
         assert error <= MOST_ERROR
 
@@ -120,10 +114,8 @@ def test_the_range_of_a_plan_has_nine_of_ten_rows() -> None:
 
 
 def test_rows_that_fit_nothing_change_nothing_that_is_fitted() -> None:
-    names = published.FIGURES
-    others = [
-        row if "fits" in row else {**row, **{name: 2 * row[name] for name in names if name in row}} for row in MESHES
-    ]
+    doubled = [{name: 2 * row[name] for name in published.FIGURES if name in row} for row in MESHES]
+    others = [row if "fits" in row else {**row, **other} for row, other in zip(MESHES, doubled, strict=True)]
     assert published.fit_software(others) == SOFTWARE
     assert sum("fits" in row for row in MESHES) < len(MESHES) / 2
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from cluster import health
-from cluster.findings import compare_reports
+from cluster.findings import Findings, compare_reports, print_findings
 from cluster.health import Health, describe_code, find_partners
 from pretraining.processes.ending import Code
 
@@ -129,3 +129,31 @@ def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
         assert compare_reports(ring(*links)).excluded == ["node1"]
         links = [[link and max(link, 2.1) for link in own] for own in links]
         assert compare_reports(ring(*links)).excluded == []
+
+
+def test_a_node_with_a_slow_link_between_its_gpus_is_left_out_and_cpus_are_noted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """CPUs may have other work."""
+    speeds = {"node0": (200e9, 210e9), "node1": (200e9, 30e9), "node2": (190e9, 200e9)}
+
+    def compare(device: str) -> Findings:
+        ranks = [(name, speed) for name, own in speeds.items() for speed in own]
+        reports = [Health(name, {"device": device}, rate=min(speed, 120e9), inside=[speed]) for name, speed in ranks]
+        return compare_reports(reports)
+
+    told = ["node1: a link between its ranks reaches 16% of the median"]
+    slow = "its matrix throughput is 25% of the median"
+    assert (compare("2 x V100").excluded, compare("2 x V100").explain()) == (
+        ["node1"],
+        [f"node1: {slow}; {told[0][7:]}"],
+    )
+    found = compare(health.CPU)
+    assert (found.excluded, found.notes) == ([], [f"node1: {slow}", *told])
+    print_findings(found, 1.0)
+    assert capsys.readouterr().err.splitlines() == [f"warning: {note}" for note in found.notes]
+
+
+def test_two_nodes_that_differ_are_both_named() -> None:
+    found = compare_reports([Health(f"node{number}", {"Python": version}) for number, version in enumerate("23")])
+    assert (found.code, found.explain()) == (Code.CURE, ["Python: 2 on node0, 3 on node1\nall nodes need the same"])
