@@ -125,7 +125,7 @@ def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
         names = [f"node{number}" for number in range(count)]
         others = [find_partners(names, rank) for rank in range(count)]
         ends = [[None if other is None else {rank, other} for other in others[rank]] for rank in range(count)]
-        links = [[pair and (1.9 if 1 in pair else 4.0) for pair in own] for own in ends]
+        links = [[None if pair is None else 1.9 if 1 in pair else 4.0 for pair in own] for own in ends]
         assert compare_reports(ring(*links)).excluded == ["node1"]
         links = [[link and max(link, 2.1) for link in own] for own in links]
         assert compare_reports(ring(*links)).excluded == []

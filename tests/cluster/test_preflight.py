@@ -63,7 +63,7 @@ def shorten_waits(faulty: int) -> None:
     """Waits for ranks and links for seconds, and measures no links of sound nodes, which a busy machine makes slow."""
     watch, try_network, exchange = preflight.NodeWatch, preflight.try_network, health.exchange
     replace(preflight, "NodeWatch", lambda world, _, *more: watch(world, 16.0, *more))
-    replace(preflight, "try_network", lambda *given: try_network(*given[:3], limit=1.0))
+    replace(preflight, "try_network", lambda report, device, names, _: try_network(report, device, names, 1.0))
     replace(health, "exchange", lambda other, *more: exchange(other, *more) if other == faulty else 1e9)
 
 
