@@ -191,19 +191,16 @@ def test_a_queue_that_does_not_answer_hides_nothing_else(
 # Panels
 
 
-def test_a_failed_run_says_why(run: Path) -> None:
+def test_a_run_says_why_it_failed_and_went_back(run: Path) -> None:
+    write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
     reason = "checkpoints: cannot be written: No space left on device\nmake room, or keep fewer checkpoints"
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     write_json(run / ENDED, {"code": 2, "reason": reason, "rank": 1, "time": now})
     text = look(run)
     assert re.search(r"one  failed  \d.* s ago\n", text)
+    assert "went back   1 × to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in text
     for line in ("2 (something must be mended first): checkpoints: cannot be written", "make room, or keep fewer"):
         assert line in text
-
-
-def test_a_run_that_went_back(run: Path) -> None:
-    write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
-    assert "went back   1 × to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in look(run)
 
 
 @pytest.mark.parametrize("width", [80, 120])
