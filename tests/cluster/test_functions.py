@@ -96,7 +96,7 @@ FAILS = f"echo 'srun: error: {{}}' >&2; {HANGS}"
 ENDS = """mkdir -p runs/any; echo '{"code": %d, "start": "7.%d"}' > runs/any/ended.json; """
 """Records the end of the run in the shell: its exit code, and the number of the job's start."""
 AFTER_ITS_END = "trap 'exit {}' TERM; sleep 50 >&- 2>&- & wait"
-UNTIL_ASKED = "until [[ $(wc -l < asked) -gt 30 ]]; do sleep 0.1; done; "
+UNTIL_ASKED = "until [[ $(wc -l < asked) -gt 9 ]]; do sleep 0.1; done; "
 GONE, FAILED, OVER = (
     "no ranks any more",
     "a rank or a node has failed, and srun does not end",
@@ -120,7 +120,7 @@ def test_a_step_that_does_not_end_by_itself_is_ended_and_no_other(tmp_path: Path
     """srun waits for ever for a node that has told slurmctld alone, or whose slurmd died and came back, and for ranks
     whose slurmstepd was killed. A queue that does not answer says nothing of ranks, the late end of an earlier start
     nothing of this one, and the end of a job in which this one was submitted nothing of its own."""
-    own = {"CLOZE_WATCH_SECONDS": "0.05", "CLOZE_END_SECONDS": "1", "SLURM_JOB_END_TIME": "5"}
+    own = {"CLOZE_WATCH_SECONDS": "0.2", "CLOZE_END_SECONDS": "1", "SLURM_JOB_END_TIME": "5"}
     begun = []
     for name, (squeue, srun, *_) in STEPS.items():
         job = Job(tmp_path / name)
