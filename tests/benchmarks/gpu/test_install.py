@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import subprocess
 import sys
 import venv
@@ -42,6 +43,8 @@ def test_a_wheel_that_is_missing_is_named_and_one_of_another_torch_not_taken(
         for name, text in files.items():
             wheel.writestr(f"torch-99.0.dist-info/{name}", text)
     monkeypatch.setattr(install, "NEEDED", ("torch>=99",))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # this machine may have constraints of its own
+    monkeypatch.delenv("PIP_CONSTRAINT", raising=False)
     assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
     said = capfd.readouterr()
     assert "torch>=99" in said.err
