@@ -16,7 +16,6 @@ from support.marks import slow
 from support.processes import run_program
 from support.training import Place
 
-from benchmarks import scaling
 from benchmarks.scaling import SILENT, Note, Scaling, choose_batches, find_points, main, open_silent_group, read_notes
 from benchmarks.tables import summarise_scaling
 from data_prep.common.launchers import World
@@ -118,7 +117,7 @@ def test_mistakes_are_told_before_anything_is_launched(words: str) -> None:
 def test_what_a_rank_says_before_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.CompletedProcess([], 1, stderr="Traceback\nerror: nowhere: no such folder\nmore\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    assert_refusal("^a launch of 2 processes has failed: nowhere: no such folder$", scaling.launch, 2, [])
+    assert_refusal("^a launch of 2 processes has failed: nowhere: no such folder$", main, ["--processes", "2"])
 
 
 def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
