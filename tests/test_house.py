@@ -3,75 +3,29 @@
 from __future__ import annotations
 
 import ast
-import itertools
-import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib.machinery import PathFinder
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from support.breaks import read_table
 
-from pretraining.architectures.declaration import architectures, make_shape
-
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks", "cluster"]
 FOLDERS = {*FLOORS, "docs", "tests", ".ci", ".git"}
 WINGS = {
-    "data_prep": [
-        ["shard", "verify", "show", "fetch"],
-        ["pipeline"],
-        ["readers", "examples", "fetching", "inspection"],
-        ["near_copies", "origins"],
-        ["vocabulary"],
-        ["running"],
-        ["work"],
-        ["shards"],
-        ["arrow_files", "seals"],
-        ["settings"],
-        ["common"],
-    ],
-    "pretraining": [
-        ["train", "export", "evaluate"],
-        ["training"],
-        ["scoring"],
-        ["checkpoint"],
-        ["engine", "planning"],
-        ["data", "config", "huggingface"],
-        ["objectives", "optimizers"],
-        ["architectures"],
-        ["answering"],
-        ["model"],
-        ["mesh"],
-        ["reporting", "processes"],
-        ["devices"],
-    ],
-    "finetuning": [
-        [
-            "run_glue",
-            "run_squad",
-            "run_swag",
-            "run_ner",
-            "run_task",
-            "run_pairs",
-            "predict",
-            "evaluate_squad",
-            "compare",
-            "fetch",
-        ],
-        ["session", "prediction", "reference"],
-        ["running"],
-        ["tasks", "model", "averages"],
-        ["files", "inputs", "settings"],
-        ["results", "scale"],
-    ],
+    "data_prep": "shard verify show fetch / pipeline / readers examples fetching inspection / near_copies origins / "
+    "vocabulary / running / work / shards / arrow_files seals / settings / common",
+    "pretraining": "train export evaluate / training / scoring / checkpoint / engine planning / data config "
+    "huggingface / objectives optimizers / architectures / answering / model / mesh / reporting processes / devices",
+    "finetuning": "run_glue run_squad run_swag run_ner run_task run_pairs predict evaluate_squad compare fetch / "
+    "session prediction reference / running / tasks model averages / files inputs settings / results scale",
 }
-"""The wings of a floor of the house, from above: imports fall."""
+"""The wings of a floor of the house, from above, neighbours between slashes: imports fall."""
 
 
 def sources() -> list[Path]:
@@ -83,6 +37,11 @@ def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(parse(path))]
+
+
 def shown(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -90,10 +49,11 @@ def shown(path: Path) -> str:
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in sources()}
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """All modules that a file imports, wherever in it: in functions and for types too."""
     found = set()
-    for node in ast.walk(parse(path)):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -122,7 +82,8 @@ def test_imports_fall_from_wing_to_wing() -> None:
     climbing: dict[str, set[str]] = {}
     for path in sources():
         floor, *_ = module = path.relative_to(ROOT).with_suffix("").parts
-        heights = {name: height for height, names in enumerate(reversed(WINGS.get(floor, []))) for name in names}
+        lines = reversed(WINGS.get(floor, "").split("/"))
+        heights = {name: height for height, names in enumerate(lines) for name in names.split()}
         own = wing(module)
         if own not in ("", "__init__") and floor in WINGS:
             others = {wing(name.split(".")) for name in imports_of(path) if name.startswith(f"{floor}.")} - {own}
@@ -149,114 +110,13 @@ def test_nobody_compares_the_names_of_what_declares_itself() -> None:
     for path in sources():
         if path.parent in rooms and path.stem in names:
             continue
-        for node in ast.walk(parse(path)):
+        for node in nodes_of(path):
             compared = [node.left, *node.comparators] if isinstance(node, ast.Compare) else []
             compared += [key for key in node.keys if key] if isinstance(node, ast.Dict) else []
             compared += [node.value] if isinstance(node, ast.MatchValue) else []
             if {each.value for each in compared if isinstance(each, ast.Constant)} & names:
                 comparing.append(f"{shown(path)}: {ast.unparse(node)}")
     assert comparing == []
-
-
-KNOW_ARCHITECTURES = {
-    "pretraining/architectures/": "what architectures declare",
-    "pretraining/model/": "their modules",
-    "pretraining/answering/": "faster layers of BERT, by its declaration",
-    "benchmarks/": "other programs, which train models of transformers",
-    "data_prep/": "tokenizers by their names, and what other programs call our settings; it knows no model",
-}
-"""Folders and files that may name what belongs to an architecture, and why."""
-SHARED = {"embeddings.word", "embeddings.word.weight", "hidden_size"}
-"""Names that are not an architecture's own: heads read the table of pieces, and PyTorch's LSTM has a hidden_size. Nor
-is what begins with `self` or `model`, as ModernBERT's weights do."""
-
-
-def list_words_of_architectures() -> set[str]:
-    """The names of weights, modules and classes of all architectures, here and in transformers, and of their sizes in
-    config.json; of what lies in a layer, without its number."""
-    words = set[str]()
-    for name, kind in architectures().items():
-        words |= {*kind.classes.values(), *(theirs for ours, theirs in kind.config_names.items() if ours != theirs)}
-        shape = make_shape(next(iter(kind.sizes)), 5, name)
-        for weight in itertools.chain(kind.weights(shape), *kind.heads(shape).values()):
-            for full in (weight.ours, *weight.theirs):
-                parts = full.split(".")
-                words |= {full, *map(".".join, pairwise(part for part in parts[:-1] if not part.isdecimal()))}
-    return {word for word in words - SHARED if not word.startswith(("self.", "model."))}
-
-
-def test_nobody_but_the_architectures_names_their_weights_sizes_and_classes() -> None:
-    """In code; docstrings may speak of BERT. Whoever must know, asks the declaration."""
-    words = list_words_of_architectures()
-    assert {"attention.qkv", "embeddings.position.weight", "num_hidden_layers", "BertForMaskedLM"} <= words
-    prefixes = "|".join(filter(None, {kind.class_prefix for kind in architectures().values()}))
-    pattern = re.compile(rf"(?<![\w])(({'|'.join(map(re.escape, sorted(words)))})(?!\w)|({prefixes})[A-Z])")
-    published = {size for kind in architectures().values() for size in kind.sizes.values()}
-    naming = []
-    for path in sources():
-        if shown(path).startswith(tuple(KNOW_ARCHITECTURES)):
-            continue
-        texts = {id(node.value) for node in ast.walk(parse(path)) if isinstance(node, ast.Expr)}
-        for node in ast.walk(parse(path)):
-            said = ast.unparse(node) if isinstance(node, ast.Attribute | ast.Name | ast.alias) else ""
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in texts:
-                said = node.value
-            numbers = tuple(each.value for each in getattr(node, "elts", ()) if isinstance(each, ast.Constant))
-            if (word := pattern.search(said)) or numbers in published:
-                naming.append(f"{shown(path)}:{getattr(node, 'lineno', 0)} {word[0] if word else numbers}")
-    assert naming == []
-
-
-JSON, DEEPSPEED = "JSON, whose form its file has", "DeepSpeed takes it so"
-UNTYPED = {
-    "architectures/declaration.py Architecture.adapt_config": "config.json, as transformers has it",
-    "architectures/roberta.py Roberta.adapt_config": "config.json, as transformers has it",
-    "architectures/roberta.py Roberta.config": "config.json, as transformers has it",
-    "architectures/electra.py Electra.adapt_config": "config.json, as transformers has it",
-    "architectures/electra.py Electra.config": "config.json, as transformers has it",
-    "architectures/gpt.py Gpt.adapt_config": "config.json, as transformers has it",
-    "architectures/modern.py Modern.adapt_config": "config.json, as transformers has it",
-    "architectures/modern.py Modern.config": "config.json, as transformers has it",
-    "architectures/declaration.py Architecture.config": "config.json, as transformers has it",
-    "architectures/declaration.py read_shape": JSON,
-    "config/overrides.py list_sizes": "a table as a recipe has it, before it is checked",
-    "model/shape.py Shape.values": JSON,
-    "checkpoint/state.py RunRecord.as_json": JSON,
-    "checkpoint/loop.py Loop.write_checkpoint": JSON,
-    "checkpoint/writing.py Saver.save": JSON,
-    "config/overrides.py take_over": "a table as a recipe has it, before it is checked",
-    "config/settings.py Recipe.as_dict": "TOML and JSON of a recipe, which pydantic reads",
-    "engine/deepspeed_config.py make_deepspeed_config": DEEPSPEED,
-    "huggingface/config.py make_config": "config.json, as transformers has it",
-    "huggingface/config.py parse_head": "config.json, as transformers has it",
-    "huggingface/config.py parse_shape": "config.json, as transformers has it",
-    "huggingface/folders.py read_task": "task.json, of which each kind of task has other keys",
-    "huggingface/folders.py write_bare": "task.json, of which each kind of task has other keys",
-    "huggingface/folders.py write_fine_tuned": "task.json, of which each kind of task has other keys",
-    "planning/memory.py plan_memory": "the recipe's own settings of DeepSpeed",
-    "reporting/metrics_file.py read_all_records": "lines of metrics.jsonl",
-    "reporting/metrics_file.py read_newest_records": "lines of metrics.jsonl",
-}
-"""Functions of pre-training that take or give a dictionary without a type, and why."""
-
-
-def public_functions(body: Sequence[ast.stmt], above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
-    """Functions and methods that other files may call, by their names."""
-    for node in body:
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
-            yield above + node.name, node
-        elif isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-            yield from public_functions(node.body, f"{above}{node.name}.")
-
-
-def test_no_dictionary_without_a_type_crosses_a_room_of_pretraining() -> None:
-    found = set()
-    for path in (ROOT / "pretraining").rglob("*.py"):
-        for name, function in public_functions(parse(path).body):
-            types = ast.unparse(function.args) + ast.unparse(function.returns or ast.Tuple([], ast.Load()))
-            if "dict[str, Any]" in types or "Mapping[str, Any]" in types:
-                found.add(f"{path.relative_to(ROOT / 'pretraining')} {name}")
-    assert found == set(UNTYPED)
 
 
 def test_preparing_data_loads_no_torch() -> None:
@@ -284,12 +144,9 @@ RIDDLES = set(
 
 
 def test_functions_are_named_by_a_verb_and_a_noun() -> None:
-    nodes = [(path, node) for path in sources() for node in ast.walk(parse(path))]
-    assert [
-        f"{shown(path)}:{node.lineno} {node.name}"
-        for path, node in nodes
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name in RIDDLES
-    ] == []
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    named = [(path, node) for path in sources() for node in nodes_of(path) if isinstance(node, functions)]
+    assert [f"{shown(path)}:{node.lineno} {node.name}" for path, node in named if node.name in RIDDLES] == []
 
 
 def test_classes_of_two_things_have_two_names() -> None:

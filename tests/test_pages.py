@@ -1,7 +1,8 @@
-"""README and docs/: whatever they tell a reader to type works, in the order of the pages."""
+"""README and docs/: whatever they tell a reader to type works, in the order of the pages, and so do their scripts."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
-from support.processes import run_program
+from support.processes import be_program, run_program, start
 from support.task_files import write_tasks
 
 from pretraining.objectives.declaration import objectives
@@ -101,12 +102,18 @@ def test_commands_of_all_pages_work_in_their_order(command: str, folder_of_all: 
 DOWNLOADS = dict.fromkeys(part for command in commands(PAGES) for part in command.split(" && ") if "fetch.py" in part)
 
 
-@pytest.mark.parametrize("command", [command for command in DOWNLOADS if "fetch.py demo" not in command])
-def test_downloads_are_understood(command: str, tmp_path: Path) -> None:
+def test_downloads_are_understood(tmp_path: Path) -> None:
     """Without a network, a right command fails on the network and not on its words."""
-    words = [*shlex.split(command)[1:], "--retries", "1", "--wait", "0"]
-    done = run_program(str(ROOT / words[0]), words[1:], tmp_path, http_proxy=NOWHERE, https_proxy=NOWHERE)
-    assert "cannot be reached" in done.errors
+    nowhere = {"http_proxy": NOWHERE, "https_proxy": NOWHERE}
+    begun = {}
+    for command in DOWNLOADS:
+        entry, *words = shlex.split(command)[1:]
+        if words[0] != "demo":
+            own = [str(ROOT / entry), [*words, "--retries", "1", "--wait", "0"], tmp_path]
+            begun[command] = start(1, be_program, *own, environment=nowhere, launched=False)
+    assert begun
+    for command, run in begun.items():
+        assert "cannot be reached" in run.wait()[0].errors, command
 
 
 def test_all_figures_of_objectives_are_explained() -> None:
@@ -119,3 +126,69 @@ def test_make_targets_exist() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {line.split()[1] for line in commands(PAGES) if line.startswith("make ")}
     assert named <= targets
+
+
+# docs/examples/: each script as it stands, with few steps and little text, and no network
+
+ACTIVATE = """
+python() {
+  case "$*" in
+    *fetch.py*)
+      [[ $(https_proxy=http://127.0.0.1:9 BIN/python "$@" --retries 1 --wait 0 2>&1) == *"cannot be reached"* ]]
+      return ;;
+    *--check*) ;;
+    *train.py*) set -- "$@" SMALL ;;
+    *run_glue.py*) set -- "$@" --epochs 1 --learning-rates 1e-3 --length 32 ;;
+  esac
+  BIN/python "$@"
+}
+torchrun() { BIN/torchrun "${@/#8/2}" SMALL; }
+"""
+"""Takes the place of .venv/bin/activate. Downloads must reach the network; runs are small, and 8 ranks are 2."""
+SMALL = "--model.size tiny --evaluation.every 0"
+PHASE = " --phases.{0}.steps 1 --phases.{0}.batch 8 --phases.{0}.micro_batch 4"
+
+
+def make_folder(folder: Path, phases: int) -> Path:
+    """Cloze's folder after its installation and the downloads; runs have this number of phases."""
+    for name in ("data_prep", "pretraining", "finetuning", "cluster", "docs"):
+        (folder / name).symlink_to(ROOT / name)
+    write_wiki(folder / "wiki")
+    write_wiki(folder / "data" / "raw" / "simple")
+    write_tasks(folder)
+    small = SMALL + "".join(PHASE.format(number) for number in range(phases))
+    (folder / ".venv" / "bin").mkdir(parents=True)
+    activate = ACTIVATE.replace("BIN", str(Path(sys.executable).parent)).replace("SMALL", small)
+    (folder / ".venv" / "bin" / "activate").write_text(activate)
+    return folder
+
+
+def run_example(folder: Path, *words: str, **variables: str) -> str:
+    """Runs a script of docs/examples/, which must end well; returns its output."""
+    environment = {**os.environ, **variables}
+    command = ["bash", f"docs/examples/{words[0]}", *words[1:]]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("script", "phases", "run"), [("laptop.sh", 3, "laptop"), ("node.sh", 2, "base")])
+def test_a_script_goes_from_text_to_glue(script: str, phases: int, run: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, phases)
+    run_example(folder, script)
+    assert len(json.loads((folder / "runs" / run / "glue" / "results.json").read_text())["sst2"]["runs"]) == 1
+    weights = (folder / "runs" / run / "export" / "model.safetensors").stat()
+    if script == "node.sh":
+        return
+    run_example(folder, script)  # repeats nothing
+    assert (folder / "runs" / run / "export" / "model.safetensors").stat().st_mtime_ns == weights.st_mtime_ns
+
+
+def test_the_script_for_slurm_submits_four_jobs(tmp_path: Path) -> None:
+    """In an image the jobs have a Python that submit.py cannot ask. tests/cluster/test_slurm.py runs the jobs."""
+    folder = make_folder(tmp_path, 2)
+    shown = run_example(folder, "slurm.sh", "--dry-run", CLOZE_IMAGE="a.sif")
+    jobs = [line for line in shown.splitlines() if "sbatch" in line]
+    assert [line.partition("=")[0] for line in jobs] == ["prepare", "pretrain", "finetune", "gather"]

@@ -10,17 +10,9 @@ from rich.console import Console
 from support.base_models import write_bert
 from support.tasks import CUTTER, VOCABULARY
 
+from benchmarks import fine_tuning
 from benchmarks.contests import Turns
-from benchmarks.fine_tuning import (
-    Exercise,
-    FineTuningSpeed,
-    ItemSubset,
-    compete,
-    encode_rows,
-    find_contests,
-    run_contest,
-    summarise,
-)
+from benchmarks.fine_tuning import Exercise, FineTuningSpeed, encode_rows, find_contests
 from data_prep.common.errors import UserError
 from finetuning.inputs import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -40,7 +32,7 @@ def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
 
 
 def test_some_items_are_those_of_the_split() -> None:
-    some = ItemSubset(ITEMS, np.array([2, 0]))
+    some = fine_tuning.ItemSubset(ITEMS, np.array([2, 0]))
     found, wanted = some.encode(np.array([1, 0])), ITEMS.encode(np.array([0, 2]))
     assert len(some) == 2
     assert found.sequences.pieces.values.tolist() == wanted.sequences.pieces.values.tolist()
@@ -54,7 +46,7 @@ def test_ratios_are_of_the_same_turn() -> None:
         "training": Turns({"cloze": [1.0, 2.0, 4.0], "transformers": [3.0, 8.0, 8.0]}),
         "prediction": Turns({"cloze": [1.0], "transformers": [5.0]}),
     }
-    found = summarise(taken, exercise)
+    found = fine_tuning.summarise(taken, exercise)
     assert found["training"] == {
         "cloze_items_per_second": 5.0,
         "transformers_items_per_second": 1.2,
@@ -72,12 +64,12 @@ def test_all_sides_take_their_turns(tmp_path: Path) -> None:
         (data / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
     model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
     exercise = Exercise("sst2", model, tmp_path / "data", batch=4, steps=2, epochs=3, dtype="fp32")
-    taken = compete("fp32", 128, exercise)
+    taken = fine_tuning.compete("fp32", 128, exercise)
     assert {what: [len(seconds) for seconds in turns.seconds.values()] for what, turns in taken.items()} == {
         "training": [2, 2],
         "prediction": [2, 2],
     }
-    found = run_contest("sst2-dynamic", ("fp32",), exercise)
+    found = fine_tuning.run_contest("sst2-dynamic", ("fp32",), exercise)
     assert found["against"]["fp32"]["training"]["times_as_fast"]["median"] > 0
 
 

@@ -1,4 +1,4 @@
-"""Mistakes in the words of benchmarks are told in one line, before anything is measured."""
+"""Mistakes in the words of benchmarks are told in one line, before anything is measured; and what one measures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.mistakes import mistake_of
 from support.training import Place
 
 from benchmarks import inference, optimizers, throughput
+from benchmarks.measure import read_results, run_command
 
 ENTRIES: dict[str, tuple[type[Any], Callable[[Any, Console], int | None]]] = {
     "inference": (inference.Inference, inference.measure),
@@ -34,11 +34,22 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_is_told_in_one_line(
-    command: str, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    entry, *words = command.replace("SHARDS", str(shared.data)).split()
-    line, *cure = mistake_of(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")], capsys).splitlines()
+def test_a_mistake_is_told_in_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry, *words = command.split()
+    with pytest.raises(SystemExit) as ended:
+        run_command(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")])
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
     assert line.startswith("error: ")
     assert MISTAKES[command] in line
-    assert not cure
+
+
+@pytest.mark.slow
+def test_optimizers_take_turns(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "LENGTH", 32)
+    settings = optimizers.Optimizers(shared.data, "tiny", ("lamb",), rounds=2, out=tmp_path / "found.json")
+    optimizers.measure(settings, Console(quiet=True))
+    adam, lamb = read_results(tmp_path / "found.json")["rows"]
+    assert (adam["optimizer"], lamb["optimizer"]) == ("adamw", "lamb")
+    assert adam["times_adamw"]["median"] == 1
+    assert lamb["times_adamw"]["lowest"] > 0

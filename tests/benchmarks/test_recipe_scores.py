@@ -65,45 +65,48 @@ class StandIn:
         return 0
 
 
-def make(
-    place: Path, monkeypatch: pytest.MonkeyPatch, stand_in: StandIn, recipe: str = "bert_mini", **flags: Any
-) -> None:
-    """Runs the command with a stand-in for those that it runs itself."""
-    monkeypatch.setattr(recipe_scores, "follow", stand_in)
-    monkeypatch.setattr(recipe_scores, "ROOT", place)
-    measure(RecipeScores(recipe=recipe, data=place / "data", out=place / "kept.json", **flags), Console(width=200))
+Make = Callable[..., dict[str, Any]]
 
 
-def test_what_a_recipe_gives_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Runs the command with a stand-in for those that it runs itself; returns what it has kept."""
+
+    def run(stand_in: StandIn, recipe: str = "bert_mini", **flags: Any) -> dict[str, Any]:
+        monkeypatch.setattr(recipe_scores, "follow", stand_in)
+        monkeypatch.setattr(recipe_scores, "ROOT", tmp_path)
+        settings = RecipeScores(recipe=recipe, data=tmp_path / "data", out=tmp_path / "kept.json", **flags)
+        measure(settings, Console(width=200))
+        return read_results(tmp_path / "kept.json")
+
+    return run
+
+
+def test_what_a_recipe_gives_is_kept(make: Make) -> None:
     stand_in = StandIn()
-    make(tmp_path, monkeypatch, stand_in)
+    found = make(stand_in)
     assert [*stand_in.words] == ["shard.py", "train.py", "export.py", "run_pairs.py", "run_glue.py"]
     assert "--lengths 32 64 128" in stand_in.words["shard.py"]
-    found = read_results(tmp_path / "kept.json")
     assert (found["pairs"]["accuracy"], found["stsb"]["median"]) == (0.61, pytest.approx(0.8))
     assert found["training"]["steps"] == 160
     assert found["training"]["held_out"] == {"masked_loss": 3.0, "next_loss": 0.2}
 
 
-def test_parts_of_a_training_with_one_seed_are_told_apart_by_their_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_a_training_with_one_seed_are_told_apart_by_their_weights(make: Make) -> None:
     stand_in = StandIn()
-    make(tmp_path, monkeypatch, stand_in, "bert_mini_two_hours", share=0.1, times=3)
+    found = make(stand_in, "bert_mini_two_hours", share=0.1, times=3)
     assert "--phases.0.steps 420 --phases.1.steps 380 --phases.2.steps 440" in stand_in.words["train.py"]
-    found = read_results(tmp_path / "kept.json")
     assert len({each["weights_sha256"] for each in (found, *found["again"])}) == stand_in.trained == 3
     assert [each["stsb"] for each in found["again"]] == [found["stsb"]] * 2
     [rows] = summarise_results(found)
     assert len(rows.rows) == 3
 
 
-def test_a_hybrid_is_asked_either_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hybrid_is_asked_either_way(make: Make, tmp_path: Path) -> None:
     recipe, stand_in = tmp_path / "both.toml", StandIn()
     recipe.write_text((RECIPES / "bert_mini.toml").read_text() + '[objective]\nname = "hybrid"\n')
-    make(tmp_path, monkeypatch, stand_in, str(recipe))
+    found = make(stand_in, str(recipe))
     assert "--sees before" in stand_in.words["run_pairs.py"]
-    found = read_results(tmp_path / "kept.json")
     assert found["pairs"] == found["pairs_left_to_right"]
     row, phenomena = summarise_results(found)
     assert "BLiMP, left to right" in row.head
@@ -111,9 +114,9 @@ def test_a_hybrid_is_asked_either_way(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_command_that_fails_is_named_with_its_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert_refusal("run_pairs has ended with code 2", make, tmp_path, monkeypatch, StandIn(fails="run_pairs.py"))
+    assert_refusal("run_pairs has ended with code 2", make, StandIn(fails="run_pairs.py"))
     assert "error: no room" in capsys.readouterr().out
     assert not (tmp_path / "kept.json").exists()
 

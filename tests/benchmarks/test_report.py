@@ -18,7 +18,6 @@ from benchmarks import measure
 from benchmarks.measure import RESULTS, ResultsFile, describe_environment, write_results
 from benchmarks.report import PAGES, Report, read_all, report, rewrite
 from benchmarks.tables import format_cell, list_ratios, show_contest
-from data_prep.common.errors import UserError
 
 
 def results(benchmark: str = "throughput", **found: Any) -> dict[str, Any]:
@@ -31,11 +30,8 @@ def results(benchmark: str = "throughput", **found: Any) -> dict[str, Any]:
 def contest(**more: Any) -> dict[str, Any]:
     """A contest whose sides took no turns, unless more is said."""
     speed = {"median": 10.0, "lowest": 9.0, "highest": 11.0}
-    side = {
-        "sequences_per_second": speed,
-        "share_of_ceiling": {"median": 0.5},
-        "real_pieces_per_second": {"median": 1e3},
-    }
+    side = {"sequences_per_second": speed, "share_of_ceiling": {"median": 0.5}}
+    side |= {"real_pieces_per_second": {"median": 1e3}}
     return {"sequences": 8, "sides": {"cloze": side, "transformers": side}, **more}
 
 
@@ -82,14 +78,10 @@ def test_cells() -> None:
 
 
 def test_bad_input_is_told_with_a_cure(tmp_path: Path) -> None:
-    empty, old = tmp_path / "empty", tmp_path / "old"
-    empty.mkdir()
-    old.mkdir()
-    (old / "good.json").write_text(json.dumps(results()))
-    (old / "a.json").write_text('{"environment": {}}')
-    (old / "b.json").write_text("{")
-    assert_refusal(r"has no results; first run python benchmarks/throughput.py", read_all, empty)
-    assert_refusal(r"a\.json: no results in format 2(.|\n)*b\.json: cannot be read: Expecting", read_all, old)
+    assert_refusal(r"has no results; first run python benchmarks/throughput.py", read_all, tmp_path)
+    for name, content in (("good", json.dumps(results())), ("a", '{"environment": {}}'), ("b", "{")):
+        (tmp_path / f"{name}.json").write_text(content)
+    assert_refusal(r"a\.json: no results in format 2(.|\n)*b\.json: cannot be read: Expecting", read_all, tmp_path)
 
 
 def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,12 +122,11 @@ def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: py
     assert path.read_text() == "notes of mine"
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"format": 1, "benchmark": "throughput"}'])
-def test_what_is_none_of_ours_is_refused_and_never_mixed_in(content: str, tmp_path: Path) -> None:
+def test_what_is_none_of_ours_is_refused_and_never_mixed_in(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    path.write_text(content)
-    with pytest.raises(UserError, match=r"found\.json"):
-        _ = ResultsFile("throughput", [], path).earlier
+    for content in ("", "[]", '{"format": 1, "benchmark": "throughput"}'):
+        path.write_text(content)
+        assert_refusal(r"found\.json", getattr, ResultsFile("throughput", [], path), "earlier")
 
 
 def test_a_machine_with_a_part_of_the_history_measures_the_commit_of_its_wheels(

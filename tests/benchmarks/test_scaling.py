@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from conftest import ROOT
 from support.commands import assert_refusal
+from support.marks import slow
 from support.processes import run_program
 from support.training import Place
 
@@ -107,15 +109,21 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("words", MISTAKES)
+@pytest.mark.parametrize("words", [slow(words) if "--data" in words else words for words in MISTAKES])
 def test_mistakes_are_told_before_anything_is_launched(words: str) -> None:
     assert_refusal(re.escape(MISTAKES[words]), main, words.split())
 
 
-@pytest.mark.parametrize("text", ["", "{}\n", "[1]\n", '{"processes": 1}\n'])
-def test_notes_of_another_kind_are_refused(text: str, tmp_path: Path) -> None:
-    (tmp_path / "notes").write_text(text)
-    assert_refusal("notes: ", read_notes, tmp_path / "notes")
+def test_what_a_rank_says_before_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.CompletedProcess([], 1, stderr="Traceback\nerror: nowhere: no such folder\nmore\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
+    assert_refusal("^a launch of 2 processes has failed: nowhere: no such folder$", main, ["--processes", "2"])
+
+
+def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
+    for text in ("", "{}\n", "[1]\n", '{"processes": 1}\n'):
+        (tmp_path / "notes").write_text(text)
+        assert_refusal("notes: ", read_notes, tmp_path / "notes")
 
 
 @pytest.mark.slow

@@ -8,18 +8,52 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
 from support.commands import write_program
 from support.marks import slow
-from support.registry import copy_project, locked, scratch, without_pythons_paths
 
 FOLDER = ROOT / "cluster" / "container"
 INSTALL = FOLDER / "install.sh"
 SCRIPTS = ("cluster/*.slurm", "cluster/*.sh", "docs/examples/*.sh")
+
+
+def locked(name: str) -> str:
+    """The line of requirements.lock for a package that has one version for all Pythons."""
+    return next(line for line in (ROOT / "requirements.lock").read_text().splitlines() if line.startswith(f"{name}=="))
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for some gigabytes, which are gone afterwards; skips where pip reaches no torch for CPUs."""
+    with tempfile.TemporaryDirectory(prefix="cloze-") as folder:
+        wanted = [f"{locked('torch')}+cpu", locked("idna")]
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--dry-run", "--no-deps"]
+        pip += ["--quiet", "--ignore-installed", *wanted]
+        done = subprocess.run(pip, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"pip reaches no registry with a torch for CPUs: {done.stderr.strip().splitlines()[-1]}")
+        yield Path(folder)
+
+
+def copy_project(folder: Path) -> Path:
+    """The project as a user has it, without what was installed in its folder."""
+    folder.mkdir()
+    for name in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "results"))
+    for name in ("pyproject.toml", "requirements.lock", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def without_pythons_paths() -> dict[str, str]:
+    """This environment, in which Python finds only what is installed."""
+    return {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
 
 def run(words: Sequence[str | Path], where: Path, variables: Mapping[str, str]) -> str:
@@ -110,34 +144,29 @@ def fails(folder: Path, *arguments: str, **variables: str) -> str:
     return refuse([SCRIPT, *arguments], given)
 
 
-@pytest.mark.parametrize("step", [(), ("install",)])
-def test_a_missing_or_old_python_is_named(tmp_path: Path, step: tuple[str, ...]) -> None:
-    assert "python9 is no Python from 3.10 on: load one" in fails(tmp_path, *step, PYTHON="python9")
+def test_a_python_that_will_not_do_is_named_with_the_cure(tmp_path: Path) -> None:
     old = write_program(tmp_path / "python3.9", "echo 3.9; exit 1")
-    assert "python3.9 is no Python from 3.10 on" in fails(tmp_path, *step, PYTHON=str(old))
+    bare = write_program(tmp_path / "bare", f'[ "$1" != -m ] && exec {sys.executable} "$@"; exit 1')
+    for step in ([], ["install"]):
+        for python in ("python9", str(old)):
+            assert f"{Path(python).name} is no Python from 3.10 on: load one" in fails(tmp_path, *step, PYTHON=python)
+        cure = f"error: {bare} has no pip: {bare} -m ensurepip --user"
+        assert fails(tmp_path, *step, PYTHON=str(bare)) == cure
     assert not (tmp_path / "wheels").exists()
 
 
-@pytest.mark.parametrize("step", [(), ("install",)])
-def test_a_python_without_pip_is_told_how_to_get_it(tmp_path: Path, step: tuple[str, ...]) -> None:
-    bare = write_program(tmp_path / "bare", f'[ "$1" != -m ] && exec {sys.executable} "$@"; exit 1')
-    assert fails(tmp_path, *step, PYTHON=str(bare)) == f"error: {bare} has no pip: {bare} -m ensurepip --user"
-
-
-def test_a_full_disk_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
+def test_a_full_disk_is_told_before_anything_is_fetched_and_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
+    quick = write_program(tmp_path / "quick", f'[ "$1" = -m ] || exec {sys.executable} "$@"')  # it has a pip
     write_program(tmp_path / "bin" / "df", "echo; echo disk 9 9 3145728 99% /")
-    full = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"}
+    full = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHON": str(quick)}
+    assert "is empty: cluster/offline.sh, where there is a network" in fails(tmp_path, "install", **full)
+    assert "not 'instal'" in fails(tmp_path, "instal", **full)
     told = "has 3 GB free of 7 that are needed: make room, or take another folder:"
     assert fails(tmp_path, **full) == f"error: {tmp_path / 'wheels'} {told} WHEELS=..."
     assert [*(tmp_path / "wheels").iterdir()] == []
     (tmp_path / "wheels" / "torch-2-py3-none-any.whl").touch()
     venv = tmp_path / "venv"
     assert fails(tmp_path, "install", **full, VENV=str(venv)) == f"error: {venv} {told} VENV=..."
-
-
-def test_what_cannot_be_done_is_refused(tmp_path: Path) -> None:
-    assert "is empty: cluster/offline.sh, where there is a network" in fails(tmp_path, "install")
-    assert "not 'instal'" in fails(tmp_path, "instal")
 
 
 @pytest.mark.slow
@@ -161,7 +190,6 @@ def test_a_machine_without_a_network_gets_all_it_needs() -> None:
         python = project / ".venv" / "bin" / "python"
         assert "usage: shard.py" in call(*cut, python, "data_prep/shard.py", "--help")
         assert "4.4M parameters" in call(*cut, python, "pretraining/train.py", "--check", "--recipe", "demo")
-        found = call(
-            *cut, python, "-c", "import pretraining, torch; print(pretraining.__path__[0], torch.version.cuda)"
-        )
+        ask = "import pretraining, torch; print(pretraining.__path__[0], torch.version.cuda)"
+        found = call(*cut, python, "-c", ask)
         assert found == f"{project}/pretraining None\n"

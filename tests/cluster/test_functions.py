@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from support.commands import write_program
-from support.marks import slow
 
 from data_prep.common.files import write_json
 
@@ -31,6 +30,7 @@ class Job:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        folder.mkdir(exist_ok=True)
         for name in ("cluster", "pretraining"):
             (folder / name).symlink_to(ROOT / name)
         self.make_shards("first")
@@ -55,21 +55,20 @@ class Job:
     def make_shards(self, name: str) -> None:
         write_json(self.folder / "data" / name / "manifest.json", {})
 
-    def start(
+    def begin(
         self, restart: int = 0, script: str = "pretrain_base", words: Sequence[str] = (), **variables: str
-    ) -> tuple[int, str]:
-        """Begins the job, the first time or again; returns its code and its log."""
-        done = subprocess.run(
-            ["bash", f"cluster/{script}.slurm", *words],
-            cwd=self.folder,
-            env={**self.variables, "SLURM_RESTART_COUNT": str(restart), **variables},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        return done.returncode, done.stdout
+    ) -> subprocess.Popen[str]:
+        """Begins the job, the first time or again."""
+        command = ["bash", f"cluster/{script}.slurm", *words]
+        own = {**self.variables, "SLURM_RESTART_COUNT": str(restart), **variables}
+        out = subprocess.PIPE
+        return subprocess.Popen(command, cwd=self.folder, env=own, stdout=out, stderr=subprocess.STDOUT, text=True)
+
+    def start(self, restart: int = 0, **more: Any) -> tuple[int, str]:
+        """Begins the job; returns its code and its log once it has ended."""
+        process = self.begin(restart, **more)
+        log, _ = process.communicate(timeout=60)
+        return process.returncode, log
 
     def end(self, code: int, restart: int = 0, **more: Any) -> str:
         """The same of a job that ends with this code; returns its log."""
@@ -90,74 +89,58 @@ def test_the_ranks_of_each_start_have_a_secret_of_their_own(job: Job) -> None:
     assert found[0] != found[1]
 
 
-def test_a_step_that_is_gone_does_not_keep_the_job(job: Job) -> None:
-    """srun waits for ever for a node that has told slurmctld alone. One that does not answer says nothing of ranks."""
-    unknown = "[[ $* != *-s* ]] || { echo >> asked; [[ $(wc -l < asked) -gt 3 ]] || exit 1; }"
-    job.put("squeue", unknown)
-    log = job.end(76, TRAIN="exec sleep 50 > /dev/null 2>&1", CLOZE_WATCH_SECONDS="0.1")
-    assert "no ranks any more" in log
-    assert "requeue 7" in log
-    assert len((job.folder / "asked").read_text()) == 6
-
-
-@pytest.mark.parametrize(
-    ("told", "own"),
-    [
-        ("node1: task 0: Exited with exit code 76", 76),
-        slow("node1: tasks 0-1: Segmentation fault (core dumped)", 76),
-        ("Node failure on node2", 76),
-        slow("node1: task 0: Exited with exit code 1", 1),
-    ],
-)
-def test_a_step_that_does_not_end_after_its_first_failure_is_ended(job: Job, told: str, own: int) -> None:
-    """Its other ranks were on a node whose slurmd died and came back, and Slurm lists them as long as srun waits."""
-    job.put("squeue", "echo 7.batch; echo 7.0")
-    job.put("srun", f"echo 'srun: error: {told}' >&2\nexec sleep 50 >&- 2>&-")
-    log = job.end(own, CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
-    assert "a rank or a node has failed, and srun does not end" in log
-    assert ("requeue 7" in log) == (own == 76)
-
-
-ENDS = """mkdir -p runs/any; echo '{"code": %d, "start": "7.%d"}' > runs/any/ended.json"""
+LISTED, HANGS = "echo 7.batch; echo 7.0", "exec sleep 50 >&- 2>&-"
+UNKNOWN = "[[ $* != *-s* ]] || { echo >> asked; [[ $(wc -l < asked) -gt 3 ]] || exit 1; }"
+ASKED = "echo >> asked; [[ $* != *%e ]] || { echo 4000000000; exit; }\n" + LISTED
+FAILS = f"echo 'srun: error: {{}}' >&2; {HANGS}"
+ENDS = """mkdir -p runs/any; echo '{"code": %d, "start": "7.%d"}' > runs/any/ended.json; """
 """Records the end of the run in the shell: its exit code, and the number of the job's start."""
-
-
-@pytest.mark.parametrize(("code", "srun"), [(0, 143), (75, 0)])
-def test_a_step_that_does_not_end_after_its_run_is_ended(job: Job, code: int, srun: int) -> None:
-    """Its slurmstepd was killed: srun hears of no failure and waits for its ranks."""
-    job.put("squeue", "echo 7.batch; echo 7.0")
-    job.put("srun", f"{ENDS % (code, 0)}; trap 'exit {srun}' TERM; sleep 50 >&- 2>&- & wait")
-    log = job.end(code, CLOZE_WATCH_SECONDS="0.2", CLOZE_END_SECONDS="1")
-    assert "the run is over, and srun does not end" in log
-    assert ("requeue 7" in log) == (code == 75)
-
-
-def test_the_end_of_another_start_ends_no_step(job: Job) -> None:
-    """A rank of an earlier start may write it late. Nor does the job take its code from it."""
-    job.put("squeue", "echo >> asked; echo 7.0")
-    job.put("srun", f"{ENDS % (2, 0)}; until [[ $(wc -l < asked) -gt 25 ]]; do sleep 0.1; done; exit 143")
-    log = job.end(76, 1, CLOZE_WATCH_SECONDS="0.1", CLOZE_END_SECONDS="1")
-    assert "the run is over" not in log
-
-
-def test_a_step_that_is_there_is_left_alone(job: Job) -> None:
-    """And it hears when its job ends, and not when another does in which this one was submitted."""
-    job.put("squeue", "[[ $* != *%e ]] || { echo 4000000000; exit; }\necho 7.batch; echo 7.0")
-    train = "sleep 1; echo it ends at $SLURM_JOB_END_TIME"
-    assert "it ends at 4000000000" in job.end(0, TRAIN=train, CLOZE_WATCH_SECONDS="0.1", SLURM_JOB_END_TIME="5")
-
-
-@pytest.mark.parametrize(
-    ("told", "srun", "own"),
-    [
-        ("Exited with exit code 1", 143, 1),
-        ("Exited with exit code 2", 75, 2),
-        ("Exited with exit code 127", 143, 127),
-        ("Exited with exit code 76", 143, 76),
-        ("Killed", 137, 76),
-        ("Killed' >&2; echo 'srun: error: node1: task 0: Exited with exit code 2", 137, 76),
-    ],
+AFTER_ITS_END = "trap 'exit {}' TERM; sleep 50 >&- 2>&- & wait"
+UNTIL_ASKED = "until [[ $(wc -l < asked) -gt 9 ]]; do sleep 0.1; done; "
+GONE, FAILED, OVER = (
+    "no ranks any more",
+    "a rank or a node has failed, and srun does not end",
+    "the run is over, and srun",
 )
+STEPS = {
+    "gone": (UNKNOWN, HANGS, 76, GONE),
+    "lost a rank": (LISTED, FAILS.format("node1: task 0: Exited with exit code 76"), 76, FAILED),
+    "crashed": (LISTED, FAILS.format("node1: tasks 0-1: Segmentation fault (core dumped)"), 76, FAILED),
+    "lost a node": (LISTED, FAILS.format("Node failure on node2"), 76, FAILED),
+    "failed": (LISTED, FAILS.format("node1: task 0: Exited with exit code 1"), 1, FAILED),
+    "done": (LISTED, ENDS % (0, 1) + AFTER_ITS_END.format(143), 0, OVER),
+    "saved": (LISTED, ENDS % (75, 1) + AFTER_ITS_END.format(0), 75, OVER),
+    "an earlier start has ended": (ASKED, ENDS % (2, 0) + UNTIL_ASKED + "exit 143", 76, ""),
+    "at work": (ASKED, UNTIL_ASKED + "echo it ends at $SLURM_JOB_END_TIME", 0, "it ends at 4000000000"),
+}
+"""What squeue and srun do while a step is watched, the job's code, and what its log says."""
+
+
+def test_a_step_that_does_not_end_by_itself_is_ended_and_no_other(tmp_path: Path) -> None:
+    """srun waits for ever for a node that has told slurmctld alone, or whose slurmd died and came back, and for ranks
+    whose slurmstepd was killed. A queue that does not answer says nothing of ranks, the late end of an earlier start
+    nothing of this one, and the end of a job in which this one was submitted nothing of its own."""
+    own = {"CLOZE_WATCH_SECONDS": "0.2", "CLOZE_END_SECONDS": "1", "SLURM_JOB_END_TIME": "5"}
+    begun = []
+    for name, (squeue, srun, *_) in STEPS.items():
+        job = Job(tmp_path / name)
+        job.put("squeue", squeue)
+        job.put("srun", srun)
+        begun.append(job.begin(1, **own))
+    for process, (name, (_, _, code, told)) in zip(begun, STEPS.items(), strict=True):
+        log, _ = process.communicate(timeout=100)
+        assert (process.returncode, "requeue 7" in log) == (code, code in (75, 76)), f"{name}: {log}"
+        assert told in log
+        assert ("it is ended" in log) == (told in (GONE, FAILED, OVER)), f"{name}: {log}"
+    assert len((tmp_path / "gone" / "asked").read_text()) == 6
+
+
+EXITED, THEN = "Exited with exit code ", "' >&2; echo 'srun: error: node1: task 0: "
+FIRST = [(EXITED + "1", 143, 1), (EXITED + "2", 75, 2), (EXITED + "127", 143, 127), (EXITED + "76", 143, 76)]
+FIRST += [("Killed", 137, 76), (f"Killed{THEN}{EXITED}2", 137, 76)]
+
+
+@pytest.mark.parametrize(("told", "srun", "own"), FIRST)
 def test_the_rank_that_failed_first_decides(job: Job, told: str, srun: int, own: int) -> None:
     """Such as one that cannot import a module: srun ends the others, and tells of theirs as the worst of all codes. One
     that was lost goes back into the queue."""
@@ -175,11 +158,11 @@ def test_progress_counts_where_the_run_is_a_link(job: Job) -> None:
     (job.folder / "runs").mkdir()
     (job.folder / "scratch").mkdir()
     (job.folder / "runs" / "any").symlink_to(job.folder / "scratch")
-    for restart in range(3):
-        further = f"mkdir -p runs/any/checkpoints/step-{restart}; exit 75"
-        job.end(75, restart, TRAIN=further, CLOZE_TRIES="1")
-    job.end(75, 3, TRAIN="exit 75", CLOZE_TRIES="1")
-    log = job.end(2, 4, TRAIN="exit 75", CLOZE_TRIES="1")
+    job.variables["CLOZE_TRIES"] = "1"
+    for restart in range(2):
+        job.end(75, restart, TRAIN=f"mkdir -p runs/any/checkpoints/step-{restart}; exit 75")
+    job.end(75, 2, TRAIN="exit 75")
+    log = job.end(2, 3, TRAIN="exit 75")
     assert re.search(r"error: begun \d times in runs/any, and no further than before", log)
 
 

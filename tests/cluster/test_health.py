@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from cluster import health
-from cluster.findings import compare_reports
+from cluster.findings import Findings, compare_reports, print_findings
 from cluster.health import Health, describe_code, find_partners
 from pretraining.processes.ending import Code
 
@@ -53,6 +55,26 @@ def test_other_code_is_seen_and_another_place_is_not(root: Path) -> None:
     assert describe_code()["code"] != before
     shutil.rmtree(elsewhere / health.FOLDERS[0])
     assert describe_code()["code"] != before, "what is missing is other code too"
+
+
+def test_a_link_is_as_fast_as_its_best_round_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first exchange opens the connection. All ranks send and receive as much as the others."""
+    calls: list[str] = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 1)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    for name in ("send", "recv", "all_reduce"):
+        monkeypatch.setattr(dist, name, lambda *_, name=name, **__: calls.append(name))
+
+    def time_repeats(work: Callable[[], None], device: torch.device) -> list[float]:
+        work()
+        return [9.0, 0.5, 2.0]
+
+    monkeypatch.setattr(health, "time_repeats", time_repeats)
+    cpu = torch.device("cpu")
+    assert health.exchange(0, cpu, None) == 2 * (4 << 20) / 0.5
+    assert health.exchange(2, cpu, None) == 2 * (4 << 20) / 0.5
+    assert health.reduce_all(cpu, None) == 2 * 3 / 4 * (4 << 20) / 0.5
+    assert calls == ["recv", "send", "send", "recv", "all_reduce"]
 
 
 # What follows
@@ -102,10 +124,36 @@ def test_a_node_whose_links_are_all_slow_is_blamed_alone() -> None:
     for count in (3, 4, 5, 8):
         names = [f"node{number}" for number in range(count)]
         others = [find_partners(names, rank) for rank in range(count)]
-        links = [
-            [None if other is None else 1.9 if 1 in (rank, other) else 4.0 for other in others[rank]]
-            for rank in range(count)
-        ]
+        ends = [[None if other is None else {rank, other} for other in others[rank]] for rank in range(count)]
+        links = [[None if pair is None else 1.9 if 1 in pair else 4.0 for pair in own] for own in ends]
         assert compare_reports(ring(*links)).excluded == ["node1"]
         links = [[link and max(link, 2.1) for link in own] for own in links]
         assert compare_reports(ring(*links)).excluded == []
+
+
+def test_a_node_with_a_slow_link_between_its_gpus_is_left_out_and_cpus_are_noted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """CPUs may have other work."""
+    speeds = {"node0": (200e9, 210e9), "node1": (200e9, 30e9), "node2": (190e9, 200e9)}
+
+    def compare(device: str) -> Findings:
+        ranks = [(name, speed) for name, own in speeds.items() for speed in own]
+        reports = [Health(name, {"device": device}, rate=min(speed, 120e9), inside=[speed]) for name, speed in ranks]
+        return compare_reports(reports)
+
+    told = ["node1: a link between its ranks reaches 16% of the median"]
+    slow = "its matrix throughput is 25% of the median"
+    assert (compare("2 x V100").excluded, compare("2 x V100").explain()) == (
+        ["node1"],
+        [f"node1: {slow}; {told[0][7:]}"],
+    )
+    found = compare(health.CPU)
+    assert (found.excluded, found.notes) == ([], [f"node1: {slow}", *told])
+    print_findings(found, 1.0)
+    assert capsys.readouterr().err.splitlines() == [f"warning: {note}" for note in found.notes]
+
+
+def test_two_nodes_that_differ_are_both_named() -> None:
+    found = compare_reports([Health(f"node{number}", {"Python": version}) for number, version in enumerate("23")])
+    assert (found.code, found.explain()) == (Code.CURE, ["Python: 2 on node0, 3 on node1\nall nodes need the same"])

@@ -3,50 +3,147 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
+import os
+import platform
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from support.commands import ADDRESSES, node_names, run_main, two_nodes
+import torch
+from support.commands import run_main
+from support.faults import replace
 from support.marks import slow
-from support.processes import ROOT, Done, Run, rank_environment, start, wait_for
+from support.processes import Done, Run, start, wait_for
 from support.training import Place
-from support.unfit_nodes import (
-    Fault,
-    be_node,
-    compute_nothing,
-    die,
-    differ_in_all,
-    exchange_nothing,
-    exchange_slowly,
-    find_the_data_later,
-    have_another_python,
-    lose_the_data,
-    multiply_slowly,
-    nothing,
-    sync_for_ever,
-)
 
-from cluster import preflight
-from cluster.findings import compare_reports
-from cluster.health import CPU, Health, check_recipe, find_neighbours
+from cluster import findings, health, preflight
+from cluster.health import Health, check_recipe, find_neighbours
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
+from data_prep.common.supervision import exit_now
 from data_prep.shards import Manifest
 from pretraining.processes.ending import Code
 
-SCRIPT = ROOT / "cluster" / "preflight.py"
-PORT = 29533
 PATIENT = {"CLOZE_STORAGE_SECONDS": "60"}
+Fault = Callable[[], object]
+RATE = 1e12
+LOOKED = 0.3  # seconds after which the other nodes have looked at what they look at together
+
+
+def nothing() -> None:
+    pass
+
+
+def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
+    """A rank on a node of its own, which is like the others but for its fault."""
+    rank = os.environ["RANK"]
+    node = os.environ.get("NODE_OF_ALL", f"node{rank}")
+    os.environ |= {"SLURMD_NODENAME": node, "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    replace(preflight, "measure_flops", lambda *_: RATE)
+    findings.SLOW_LINK = 0.1  # a busy machine is no network
+    preflight.AGAIN_SECONDS = 0.05
+    if fault in (die, exchange_nothing):
+        shorten_waits(faulty)
+    if int(rank) == faulty:
+        fault()
+    exit_now(preflight.main(list(words)))
+
+
+def shorten_waits(faulty: int) -> None:
+    """Waits for ranks and links for seconds, and measures no links of sound nodes, which a busy machine makes slow."""
+    watch, try_network, exchange = preflight.NodeWatch, preflight.try_network, health.exchange
+    replace(preflight, "NodeWatch", lambda world, _, *more: watch(world, 16.0, *more))
+    replace(preflight, "try_network", lambda report, device, names, _: try_network(report, device, names, 1.0))
+    replace(health, "exchange", lambda other, *more: exchange(other, *more) if other == faulty else 1e9)
+
+
+def differ_in_all() -> None:
+    """Has other code, another Python, no data, no disk, another GPU that is sick, and a driver that crashes."""
+
+    def describe_gpu(report: Health, _: object) -> str:
+        report.faults["GPU"] = "9.0 GiB are taken by other programs"
+        return "8 x V100"
+
+    check_data, health.ROOT = health.check_data, Path(__file__).parent
+    replace(platform, "python_version", lambda: "2.7.18")
+    replace(health, "check_data", lambda folder: check_data(folder / "elsewhere"))
+    replace(tempfile, "TemporaryFile", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
+    replace(health, "describe_gpu", describe_gpu)
+    crash = RuntimeError("CUDA error: unspecified launch failure\nhints")
+    replace(preflight, "measure_flops", Mock(side_effect=crash))
+
+
+def lose_the_data() -> None:
+    """All nodes lose it after the others have seen it."""
+    check = health.check_data
+
+    def lose(folder: Path) -> Any:
+        replace(health, "check_data", check)
+        time.sleep(LOOKED)
+        (folder / "manifest.json").rename(folder / "away")
+        return check(folder)
+
+    replace(health, "check_data", lose)
+
+
+def find_the_data_later() -> None:
+    """All nodes lose it for longer than a node alone is waited for; this one has it back two looks after the others."""
+    check, exists, looks, back = health.check_data, os.path.exists, 0, preflight.FEW + 3
+
+    def look(folder: Path) -> Any:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            (folder / "manifest.json").rename(folder / "away")
+        if looks == back:
+            time.sleep(LOOKED)
+            (folder / "away").rename(folder / "manifest.json")
+        if looks > back + 2:
+            replace(os.path, "exists", exists)
+            return check(folder)
+        replace(os.path, "exists", lambda path: False if Path(path).name == "manifest.json" else exists(path))
+        raise UserError(f"{folder / 'manifest.json'}: missing")
+
+    replace(health, "check_data", look)
+
+
+def exchange_slowly() -> None:
+    measure = health.time_repeats
+
+    def slowly(work: Callable[[], object], device: torch.device) -> list[float]:
+        return [seconds + 0.2 for seconds in measure(work, device)]
+
+    replace(health, "time_repeats", slowly)
+
+
+def exchange_nothing() -> None:
+    replace(health, "exchange", lambda *_: time.sleep(60))
+
+
+def compute_nothing() -> None:
+    replace(preflight, "measure_flops", lambda *_: time.sleep(60))
+
+
+def die() -> None:
+    replace(health, "exchange", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def sync_for_ever(mark: Path) -> None:
+    def sync(_: int) -> None:
+        mark.touch()
+        time.sleep(60)
+
+    replace(os, "fsync", sync)
 
 
 def begin(
@@ -102,13 +199,6 @@ def test_fit_nodes_go_on_and_leave_their_figures(place: Place) -> None:
     assert min(first["free"], first["rate"], first["links"][0], first["all_reduce"]) > 0
 
 
-@pytest.mark.usefixtures("leaves_group")
-def test_one_process_alone(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    assert preflight.main(["--data", str(place.data), "--out", str(place.folder / "run")]) == Code.DONE
-    assert capsys.readouterr().err == ""
-    assert report_of(place)["ranks"][0]["rate"] > 0
-
-
 def test_nothing_stays_of_what_measures_the_disk_whatever_ends_it(place: Place) -> None:
     going = begin(place, ranks=1, faulty=0, fault=partial(sync_for_ever, place.folder / "writes"))
     wait_for((place.folder / "writes").exists)
@@ -133,7 +223,6 @@ def test_a_node_unlike_the_others_is_left_out(place: Place) -> None:
     ("fault", "job", "code"),
     [
         (lose_the_data, {}, Code.CURE),
-        pytest.param(lose_the_data, {"BACK_AFTER": "2", **PATIENT}, Code.DONE, marks=pytest.mark.timed),
         (find_the_data_later, PATIENT, Code.DONE),
     ],
 )
@@ -146,32 +235,22 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
     expect(own, inspect(own, fault=fault, **job), code, "error: data: " if code else "")
 
 
+NO_ANSWER = "error: node1: {}: no answer in"
+
+
 @pytest.mark.parametrize(
     ("fault", "node", "words", "message"),
     [
         slow(exchange_slowly, 2, [], "error: node2: its links reach "),
-        slow(compute_nothing, 1, ["--patience", 24], "error: node1: matrix throughput: no answer in"),
-        (
-            exchange_nothing,
-            1,
-            ["--patience", 24],
-            "error: node1: nothing comes through to its neighbours: no answer in",
-        ),
+        slow(compute_nothing, 1, ["--patience", 24], NO_ANSWER.format("matrix throughput")),
+        (exchange_nothing, 1, [], NO_ANSWER.format("nothing comes through to its neighbours")),
     ],
 )
 def test_a_node_that_is_slow_or_hangs_is_left_out(
     place: Place, fault: Fault, node: int, words: list[object], message: str
 ) -> None:
-    start = time.monotonic()
     done = inspect(place, *words, faulty=node, fault=fault)
     expect(place, done, Code.RANK_LOST, message, out=[f"node{node}"])
-    assert time.monotonic() - start < 45 or not words
-
-
-@pytest.mark.timed
-def test_a_slow_cpu_is_told_and_kept(place: Place) -> None:
-    message = "warning: node1: its matrix throughput is 60% of the median\n"
-    expect(place, inspect(place, fault=multiply_slowly), Code.DONE, message)
 
 
 def test_links_within_a_node(place: Place) -> None:
@@ -187,26 +266,12 @@ def test_links_within_a_node(place: Place) -> None:
     assert min(rank["inside"][0] for rank in report_of(place)["ranks"]) > 0
 
 
-def test_a_node_with_a_slow_link_between_its_gpus_is_left_out() -> None:
-    speeds = {"node0": (200e9, 210e9), "node1": (200e9, 30e9), "node2": (190e9, 200e9)}
-
-    def report(device: str) -> list[Health]:
-        same = {"device": device}
-        return [Health(name, same, rate=1.0, inside=[speed]) for name, own in speeds.items() for speed in own]
-
-    found = compare_reports(report("2 x V100"))
-    assert found.excluded == ["node1"]
-    assert found.explain() == ["node1: a link between its ranks reaches 16% of the median"]
-    found = compare_reports(report(CPU))
-    assert (found.excluded, found.notes) == ([], ["node1: a link between its ranks reaches 16% of the median"])
-
-
 # Nodes that never answer
 
 
 @pytest.mark.parametrize(("faulty", "ranks"), [(1, 3), slow(1, 2), slow(0, 3)])
 def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ranks: int) -> None:
-    done = inspect(place, "--patience", 40, faulty=faulty, ranks=ranks, fault=die)
+    done = inspect(place, faulty=faulty, ranks=ranks, fault=die)
     assert [rank.code for rank in done] == [-9 if number == faulty else 76 for number in range(ranks)]
     assert f"error: {'node1: rank 1' if faulty else 'rank 0'} has ended" in done[0 if faulty else 1].errors
     assert (excluded(place), report_of(place)["code"]) == ([f"node{faulty}"], Code.RANK_LOST)
@@ -214,16 +279,11 @@ def test_the_node_of_a_rank_that_dies_is_left_out(place: Place, faulty: int, ran
 
 @pytest.mark.slow
 def test_nobody_can_tell_which_end_of_the_only_link_is_bad(place: Place) -> None:
-    done = inspect(place, "--patience", 24, ranks=2, fault=exchange_nothing)
+    done = inspect(place, ranks=2, fault=exchange_nothing)
     expect(place, done, Code.RANK_LOST, "node0: nothing comes", "node1: nothing comes", "2 of 2 nodes are unfit")
 
 
 # What a user must mend
-
-
-def test_two_nodes_that_differ_are_both_named(place: Place) -> None:
-    done = inspect(place, ranks=2, fault=have_another_python)
-    expect(place, done, Code.CURE, "error: Python: ", "on node0, 2.7.18 on node1")
 
 
 def test_data_and_folder_that_are_amiss_on_all_nodes(place: Place) -> None:
@@ -260,55 +320,22 @@ def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
 @pytest.mark.usefixtures("leaves_group")
 def test_a_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: io.FileIO("/dev/full", "w"))
-    assert "cannot be written: No space left on device\nmake room" in run_main(
-        preflight.main, "--data", place.data, "--out", place.folder / "run", code=2
-    )
+    said = run_main(preflight.main, "--data", place.data, "--out", place.folder / "run", code=2)
+    assert "cannot be written: No space left on device\nmake room" in said
 
 
-def test_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("leaves_group")
+def test_one_process_alone_and_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--data", str(place.data), "--out", str(place.folder / "run")]
     for wrong in (*(["--patience", each] for each in ("0", "-1", "nan", "inf")), ["--phases.0.batch", "24"]):
         assert run_main(preflight.main, *words, *wrong, code=2).startswith(f"error: {' '.join(wrong)}: ")
-    recipe = [*words, "--recipe", str(place.recipe), "--phases.1.length", "32", "--time-limit", "1h"]  # as a job's own
+    recipe = [*words, "--recipe", place.recipe, "--phases.1.length", "32", "--time-limit", "1h"]  # as a job's own
     run_main(preflight.main, *recipe)
+    [rank] = report_of(place)["ranks"]
+    assert (rank["node"], rank["rate"] > 0) == (gethostname(), True)
     slurm = {"STEP_ID": "0", "STEP_NUM_TASKS": "2", "PROCID": "0", "NODEID": "7", "STEP_TASKS_PER_NODE": "1(x2)"}
     for name in ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "MPI_LOCALNRANKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in slurm.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert run_main(preflight.main, *words, code=2).startswith("error: SLURM_NODEID=7: ")
-
-
-# Two machines
-
-
-def slow_down(node: Sequence[str]) -> None:
-    """Lets the cable of a pretended machine carry 400 Mbit/s."""
-    within = list(node[:4])
-    names = subprocess.run([*within, "ls", "/sys/class/net"], capture_output=True, text=True, check=True).stdout.split()
-    device = next(name for name in names if name.startswith("cz"))
-    limit = ["rate", "400mbit", "burst", "64kb", "latency", "100ms"]
-    command = [*within, "tc", "qdisc", "add", "dev", device, "root", "tbf", *limit]
-    if shutil.which("tc") is None or subprocess.run(command, check=False).returncode:
-        pytest.skip("no tc here, or no right to slow a network down")
-
-
-@pytest.mark.slow
-@pytest.mark.timed
-def test_the_speed_of_a_cable_between_two_machines(place: Place) -> None:
-    command = [sys.executable, str(SCRIPT), "--data", str(place.data), "--out", str(place.folder / "run")]
-    processes = []
-    with two_nodes() as nodes:
-        for rank, node in enumerate(nodes):
-            slow_down(node)
-            own = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": ADDRESSES[0]}
-            processes.append(subprocess.Popen([*node, *command], env={**rank_environment(rank, 2, PORT), **own}))
-        try:
-            codes = [process.wait(60) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-    assert codes == [0, 0]
-    ranks = report_of(place)["ranks"]
-    assert [rank["node"] for rank in ranks] == node_names(nodes)
-    assert all(25e6 < rank["links"][0] < 75e6 for rank in ranks)

@@ -11,16 +11,13 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from conftest import ROOT
 from rich.console import Console
 from support.commands import run_main
-from support.run_folders import Look, Squeue, end, make_running, note, shown, start, status, strip
-from support.run_folders import look as look
-from support.run_folders import run as run
-from support.run_folders import squeue as squeue
+from support.run_folders import end, look, make_running, note, put_squeue, shown, start, status
 from support.training import records
 
 from cluster import runs
@@ -37,8 +34,14 @@ from pretraining.training.request import Request
 from pretraining.training.skips import Skip, write_skips
 
 
-def test_a_finished_run(straight: Path, look: Look) -> None:
-    text = strip(look(straight))
+@pytest.fixture
+def run(straight: Path, tmp_path: Path) -> Path:
+    """A finished run, to be changed."""
+    return shutil.copytree(straight, tmp_path / "runs" / "one")
+
+
+def test_a_finished_run(straight: Path) -> None:
+    text = look(straight)
     last, scored = records(straight)[-1], records(straight, "evaluation")[-1]
     validation = scored["masked_loss"] + scored["next_loss"]
     assert re.search(rf"^{straight}  done  .* ago$", text, re.MULTILINE)
@@ -51,7 +54,7 @@ def test_a_finished_run(straight: Path, look: Look) -> None:
         assert absent not in text
 
 
-def test_without_a_name_those_below_runs(run: Path, look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_name_those_below_runs(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run.parent.parent)
     assert look().startswith("runs/one  done")
 
@@ -83,7 +86,7 @@ def test_losses_are_drawn_at_the_end_and_when_asked_for(run: Path, monkeypatch: 
     assert f"{run}/loss.png: not drawn: 0 logged steps" in run_main(main, run, "--charts")
 
 
-def test_json_has_the_same_for_scripts(run: Path, look: Look) -> None:
+def test_json_has_the_same_for_scripts(run: Path) -> None:
     note(run, start("5", ago=9e9), end("5", 75), start("6", 1, ago=9e9))
     [read] = json.loads(look(run, "--json"))
     assert (read["run"], read["state"], read["step"], read["total_steps"]) == (str(run), "done", 8, 8)
@@ -102,13 +105,15 @@ def test_it_loads_nothing_heavy() -> None:
 # What job scripts note, and what the queue says
 
 
-def test_one_question_to_the_queue_for_all_runs(straight: Path, tmp_path: Path, look: Look, squeue: Squeue) -> None:
+def test_one_question_to_the_queue_for_all_runs(
+    straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = tmp_path / "runs"
     for name, job in (("a", "11"), ("b", "12_3"), ("c", "13")):
         make_running(shutil.copytree(straight, runs / name))
         note(runs / name, start(job))
-    calls = squeue("echo '11|RUNNING|None|node[1-2]'; echo '12_3|PENDING|Resources|'")
-    text = strip(look(runs))
+    calls = put_squeue(tmp_path, monkeypatch, "echo '11|RUNNING|None|node[1-2]'; echo '12_3|PENDING|Resources|'")
+    text = look(runs)
     assert re.search(r"/a  running\n", text)
     assert "job         11 RUNNING on node[1-2]\n" in text
     assert re.search(r"/b  queued  \(Resources\)\n", text)
@@ -143,16 +148,18 @@ def test_the_end_of_a_second_job_does_not_make_the_first_one_fail(run: Path) -> 
     assert status(run).state == "done"
 
 
-def test_a_job_that_has_just_begun_has_no_more_than_its_notes(tmp_path: Path, look: Look, squeue: Squeue) -> None:
+def test_a_job_that_has_just_begun_has_no_more_than_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note(tmp_path / "run", start("5"))
-    squeue("echo '5|RUNNING|None|node1'")
-    text = strip(look(tmp_path / "run"))
-    assert re.search(r"run  starting  since 1 m 0\d s\n  progress    step 0\n  job         5 RUNNING on node1\n", text)
+    put_squeue(tmp_path, monkeypatch, "echo '5|RUNNING|None|node1'")
+    text = look(tmp_path / "run")
+    assert re.search(
+        r"run  starting  since \d+ m \d+ s\n  progress    step 0\n  job         5 RUNNING on node1\n", text
+    )
 
 
-def test_a_job_that_the_queue_no_longer_knows(run: Path, look: Look, squeue: Squeue) -> None:
+def test_a_job_that_the_queue_no_longer_knows(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note(run, start("5", ago=9e9), end("5", 0))
-    squeue("echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    put_squeue(run, monkeypatch, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
     text = look(run)
     assert "done" in text
     assert "warning" not in text
@@ -167,12 +174,12 @@ def test_a_job_that_the_queue_no_longer_knows(run: Path, look: Look, squeue: Squ
     ],
 )
 def test_a_queue_that_does_not_answer_hides_nothing_else(
-    does: str, why: str, run: Path, squeue: Squeue, capsys: Any, monkeypatch: pytest.MonkeyPatch
+    does: str, why: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "ANSWER_SECONDS", 0.3 if "sleep" in does else 30.0)
+    monkeypatch.setattr(runs, "ANSWER_SECONDS", 0.1 if "sleep" in does else 30.0)
     make_running(run)
     note(run, start("5"))
-    squeue(does)
+    put_squeue(run, monkeypatch, does)
     for words in ([], ["--json"]):
         assert main([str(run), *words]) == 0
         printed = capsys.readouterr()
@@ -184,21 +191,16 @@ def test_a_queue_that_does_not_answer_hides_nothing_else(
 # Panels
 
 
-def test_a_failed_run_says_why(run: Path, look: Look) -> None:
+def test_a_run_says_why_it_failed_and_went_back(run: Path) -> None:
+    write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
     reason = "checkpoints: cannot be written: No space left on device\nmake room, or keep fewer checkpoints"
     now = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
     write_json(run / ENDED, {"code": 2, "reason": reason, "rank": 1, "time": now})
-    text = strip(look(run))
+    text = look(run)
     assert re.search(r"one  failed  \d.* s ago\n", text)
+    assert "went back   1 × to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in text
     for line in ("2 (something must be mended first): checkpoints: cannot be written", "make room, or keep fewer"):
         assert line in text
-
-
-def test_a_run_that_went_back(run: Path, look: Look) -> None:
-    write_skips(run, [Skip(1, 0, 2, "the loss leapt to 9.02 in the steps to 7")])
-    assert "went back   1 × to a checkpoint, the last since the loss leapt to 9.02 in the steps to 7" in strip(
-        look(run)
-    )
 
 
 @pytest.mark.parametrize("width", [80, 120])

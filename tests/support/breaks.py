@@ -208,9 +208,8 @@ def run_python(copy: Path, compiled: str, *words: str) -> tuple[int, str]:
     folder = copy.parent
     caches = {"XDG_CACHE_HOME": str(folder / "cache"), "NUMBA_CACHE_DIR": str(folder / compiled)}
     environment = {**os.environ, **caches, "PYTHONPATH": str(copy)}
-    ended = subprocess.run(
-        [sys.executable, *words], cwd=copy, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, *words]
+    ended = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, check=False)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -251,10 +250,8 @@ def main(names: Sequence[str]) -> int:
         for name in names or breaks:
             begin = time.monotonic()
             test, output = try_break(copy, breaks[name])
-            print(
-                f"{name:38} {time.monotonic() - begin:3.0f} s  {f'caught by {test}' if test else 'NOT CAUGHT'}",
-                flush=True,
-            )
+            found = f"caught by {test}" if test else "NOT CAUGHT"
+            print(f"{name:38} {time.monotonic() - begin:3.0f} s  {found}", flush=True)
             caught.append(test)
             if not test:
                 print(output, file=sys.stderr)

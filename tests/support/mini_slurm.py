@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.processes import LAUNCHERS, wait_for
@@ -76,21 +77,10 @@ UnkillableStepTimeout=120
 MinJobAge=86400
 SlurmdParameters=config_overrides
 GresTypes=gpu
-JobSubmitPlugins=lua
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=30
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 """
-
-ACCOUNT = "project"
-ADMISSION = """
-function slurm_job_submit(job, partitions, user)
-  if job.account ~= nil and job.account ~= "%s" then return 2045 end
-  return slurm.SUCCESS
-end
-function slurm_job_modify(job, record, partitions, user) return slurm.SUCCESS end
-"""
-"""Knows one account, and answers as accounting would: 2045 is ESLURM_INVALID_ACCOUNT."""
 
 
 class MiniSlurm:
@@ -169,16 +159,17 @@ class MiniSlurm:
     def cut_power(self, name: str) -> None:
         """Ends all that runs on a node, which takes leave of nobody: its cable is pulled first."""
         self.unplug(name)
-        process = self._processes.pop(name)
-        process.kill()
-        process.wait()
+        self._kill(name)
 
     def restart(self, name: str) -> None:
         """Ends all that runs on a node, its slurmd too, which is back before Slurm calls the node lost."""
+        self._kill(name)
+        self.switch_on(name)
+
+    def _kill(self, name: str) -> None:
         process = self._processes.pop(name)
         process.kill()
         process.wait()
-        self.switch_on(name)
 
     def switch_on(self, name: str) -> None:
         """Boots a node, whose cable is in."""
@@ -260,15 +251,8 @@ class MiniSlurm:
 
     def _start(self, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.out").open("ab") as log:
-            self._processes[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment(),
-                start_new_session=True,
-                preexec_fn=end_with_parent,
-            )
+            own: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log, "env": self.environment()}
+            self._processes[name] = subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent, **own)
 
     def _write_files(self) -> None:
         for name in ("state", "dev", *(f"{use}/{node}" for use in ("spool", "tmp") for node in self.names)):
@@ -280,16 +264,11 @@ class MiniSlurm:
         devices = self.folder / "dev" / "nvidia[0-7]"
         (self.folder / "gres.conf").write_text(f"NodeName={','.join(self.names)} Name=gpu File={devices}\n")
         (self.folder / "plugstack.conf").touch()
-        (self.folder / "job_submit.lua").write_text(ADMISSION % ACCOUNT)
         (self.folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # which does nothing by itself
-        nodes = [
-            f"NodeName={name} NodeAddr={NETWORK}.{number} CPUs=16 RealMemory=64000 Gres=gpu:8"
-            for number, name in enumerate(self.names, 1)
-        ]
-        host = os.uname().nodename.partition(".")[0]
-        conf = CONF.format(
-            host=host, controller=CONTROLLER, port=PORT, node_port=PORT + 1, folder=self.folder, nodes="\n".join(nodes)
-        )
+        each = f"NodeName={{}} NodeAddr={NETWORK}.{{}} CPUs=16 RealMemory=64000 Gres=gpu:8\n"
+        nodes = "".join(each.format(name, number) for number, name in enumerate(self.names, 1))
+        addresses = {"host": os.uname().nodename.partition(".")[0], "controller": CONTROLLER}
+        conf = CONF.format(port=PORT, node_port=PORT + 1, folder=self.folder, nodes=nodes, **addresses)
         (self.folder / "slurm.conf").write_text(conf)
 
     def _lay_network(self) -> None:

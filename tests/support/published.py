@@ -1,4 +1,4 @@
-"""What others have published, and how far the planner's model of time is from it.
+"""What others have published, also of models that GPUs share, and how far the planner's model of time is from it.
 
 Constants are fitted to rows of one node alone; the model then says what more nodes do, and so does linear scaling. Rows
 that are `held_out` fit no constant of the model: they show how far software differs that it has never seen.
@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache
 from itertools import product
-from statistics import median
-from typing import Any
+from statistics import mean, median
+from typing import Any, NamedTuple
 
 from conftest import ROOT
 
 from data_prep.common.toml_text import read_toml
 from pretraining.architectures.declaration import find_architecture, make_shape
 from pretraining.config.settings import Dtype
-from pretraining.model.shape import ARCHITECTURE
+from pretraining.model.shape import ARCHITECTURE, Shape
 from pretraining.objectives.declaration import num_parameters
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import OF_DATASHEET, REACH, MicroBatch, StepTraffic, estimate_step
 from pretraining.planning.machines import GPUS, find_network, make_cluster
+from pretraining.planning.memory import count_rank_parameters
 
 FILE = ROOT / "benchmarks" / "published.toml"
 VOCABULARY = find_architecture(ARCHITECTURE).vocabulary
@@ -61,10 +63,15 @@ class Comparison:
         return self.linear / self.published - 1
 
 
+@cache
+def find_work(model: str, dtype: Dtype, micro_batch: int, length: int) -> MicroBatch:
+    """Finds the work of a micro-batch of full sequences, as the model has it."""
+    shape = make_shape(model, VOCABULARY)
+    return MicroBatch.from_average(shape, dtype, micro_batch, measure_sequences(shape, length, None))
+
+
 def work_of(row: Row, length: int) -> MicroBatch:
-    """A micro-batch of full sequences, as the model has it."""
-    shape = make_shape(row["model"], VOCABULARY)
-    return MicroBatch.from_average(shape, dtype_of(row), row["micro_batch"], measure_sequences(shape, length, None))
+    return find_work(row["model"], dtype_of(row), row["micro_batch"], length)
 
 
 def dtype_of(row: Row) -> Dtype:
@@ -82,14 +89,17 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
     dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
     cluster = make_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
     size = 2 if dtype == "fp16" else 4
-    exchange = StepTraffic(parameters_of(row), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False)
+    exchange = StepTraffic(
+        count_parameters(row["model"]), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False
+    )
     work = work_of(row, length)
     slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
     return estimate_step(cluster, slower, exchange, accumulation).total
 
 
-def parameters_of(row: Row) -> int:
-    return num_parameters(make_shape(row["model"], VOCABULARY))
+@cache
+def count_parameters(model: str) -> int:
+    return num_parameters(make_shape(model, VOCABULARY))
 
 
 def modelled_speed(row: Row, pace: float) -> float:
@@ -100,7 +110,7 @@ def modelled_speed(row: Row, pace: float) -> float:
 
 def modelled_hours(row: Row, paces: Mapping[Key, float], factor: float = 1.0) -> float:
     """The hours of all phases and of their checkpoints; `factor` times the pace of the throughputs."""
-    seconds = row["saves"] * SAVE_BYTES * parameters_of(row) / STORAGE
+    seconds = row["saves"] * SAVE_BYTES * count_parameters(row["model"]) / STORAGE
     for phase in row["phases"]:
         accumulation = phase["batch"] // (phase["micro_batch"] * row["gpus"])
         pace = factor * paces[row["run"], phase["length"]]
@@ -229,3 +239,121 @@ def fit_slowest(rows: Sequence[Row]) -> float:
             lost = node["gpus"] * one["sequences_per_second"] / node["sequences_per_second"] - 1
             found.append(lost / math.sqrt(2 * math.log(node["gpus"])))
     return float(median(found))
+
+
+# Megatron-LM's figures of models that GPUs share
+
+MESH_LENGTH, MESH_VOCABULARY, PER_NODE, MICRO_BATCH = 1024, 51_200, 16, 8
+FIGURES = ("efficiency", "speedup", "flops", "seconds")
+"""The published figures, of which a row has one."""
+
+
+def read_meshes() -> list[Row]:
+    return list(read_published()["meshes"])
+
+
+@dataclass(frozen=True)
+class MeshComparison:
+    """A published figure beside that of the model."""
+
+    row: Row
+    published: float
+    modelled: float
+    """by the model that is calibrated on one GPU"""
+    times: float
+    """how long it took, as times of what a plan says, which is not calibrated"""
+
+    @property
+    def error(self) -> float:
+        return self.modelled / self.published - 1
+
+
+@lru_cache
+def make_mesh_shape(layers: int, hidden: int, heads: int) -> Shape:
+    kind = find_architecture("gpt")
+    given = {"layers": layers, "hidden": hidden, "heads": heads, "architecture": "gpt"}
+    shape = kind.settings_type(**{**kind.defaults, **given}).shape(MESH_VOCABULARY)
+    return shape.change_learning(objective="ltr", pairs=False, sees="before")
+
+
+def count_mesh_flops(row: Row) -> float:
+    """Counts the FLOPs of a step as the paper does."""
+    shape = make_mesh_shape(row["layers"], row["hidden"], row["heads"]).change_learning(sees="both")
+    return float(4 / 3 * row["batch"] * measure_sequences(shape, MESH_LENGTH, None).flops)
+
+
+@lru_cache
+def find_mesh_work(shape: Shape, tensor: int) -> tuple[MicroBatch, StepTraffic]:
+    """Finds the work of a micro-batch on a rank, and what it exchanges in a step."""
+    average = measure_sequences(shape.change_learning(sees="both"), MESH_LENGTH, None)
+    work = MicroBatch.from_average(shape, "fp16", MICRO_BATCH, average, True, tensor, fused_attention=False)
+    parameters, traffic = count_rank_parameters(shape, tensor), optimizers()["adamw"].traffic
+    return work, StepTraffic(parameters, 0, 2, traffic, gradient_bytes=2, hides=False)
+
+
+def time_mesh_step(row: Row, pace: float = 1.0) -> float:
+    """A step where products and memory take `pace` times as long as modelled. Without ZeRO, gradients are joined in
+    fp16 after the backward pass; attention keeps its probabilities; no kernel skips the pairs that nobody sees."""
+    per_node = min(row["gpus"], PER_NODE)
+    cluster = make_cluster(GPUS["v100-32"], "fp16", row["gpus"] // per_node, per_node, find_network("edr100x8"))
+    work, exchange = find_mesh_work(make_mesh_shape(row["layers"], row["hidden"], row["heads"]), row["tensor"])
+    slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
+    accumulation = row["batch"] * row["tensor"] // row["gpus"] // MICRO_BATCH
+    return estimate_step(cluster, slower, exchange, accumulation).total
+
+
+class Software(NamedTuple):
+    """What is fitted of the software."""
+
+    pace: float
+    """how much longer than modelled products and memory take"""
+    fixed: float
+    """seconds of a step that GPUs do not divide"""
+
+
+def fit_software(rows: Iterable[Row]) -> Software:
+    """Fits the software to the rows that are marked so: the pace to that of one GPU, for every fixed time; and of these
+    the one with the least mean error of the others."""
+    fitted = [row for row in rows if "fits" in row]
+    found = [Software(fit_pace(fitted, fixed), fixed) for fixed in (0.01 * number for number in range(101))]
+    return min(found, key=lambda software: find_mean_error(compare_meshes(fitted, software)))
+
+
+def fit_pace(rows: Iterable[Row], fixed: float = 0.0) -> float:
+    """Fits the pace to the row of one GPU."""
+    one = find_one(rows)
+    wanted, low, high = count_mesh_flops(one) / one["flops"] - fixed, 0.01, 10.0
+    for _ in range(40):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if time_mesh_step(one, middle) < wanted else (low, middle)
+    return low
+
+
+def find_mean_error(found: Iterable[MeshComparison]) -> float:
+    return mean(abs(each.error) for each in found)
+
+
+def find_one(rows: Iterable[Row]) -> Row:
+    """Finds the row of one GPU."""
+    [one] = [row for row in rows if row["gpus"] == 1]
+    return one
+
+
+def compare_meshes(rows: Sequence[Row], software: Software) -> list[MeshComparison]:
+    """Compares all rows but that of one GPU, to which the pace is fitted."""
+    one = find_one(rows)
+    return [_compare_mesh(row, one, software) for row in rows if row is not one]
+
+
+def _compare_mesh(row: Row, one: Row, software: Software) -> MeshComparison:
+    [name] = {*FIGURES} & row.keys()
+    scale = {
+        "efficiency": count_mesh_flops(row) / row["gpus"] / one["flops"],
+        "speedup": count_mesh_flops(one) / one["flops"],
+        "flops": count_mesh_flops(row),
+        "seconds": 1.0,
+    }[name]
+    seconds = software.fixed + time_mesh_step(row, software.pace)
+    modelled = seconds if name == "seconds" else scale / seconds
+    took = row["seconds"] if name == "seconds" else scale / row[name]
+    return MeshComparison(row, float(row[name]), modelled, took / time_mesh_step(row))

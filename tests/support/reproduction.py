@@ -84,40 +84,24 @@ class StandIn:
         runs: dict[str, Any] = {}
         for seed in range(1, seeds + 1):
             value = self.score(words, seed)
-            figures = {} if value is None else dict.fromkeys(FIGURES, value)
-            run: dict[str, Any] = {
-                "settings": {"seed": seed},
-                "metric": "accuracy",
-                "score": value,
-                "degenerate": value == 0.5,
-            }
-            run |= {"failed": "what it computes is no number"} if value is None else {"scores": splits_of(figures)}
-            runs[f"lr1-seed{seed}"] = run
+            scores = dict.fromkeys(SPLITS, dict.fromkeys(FIGURES, value))
+            found = {"failed": "what it computes is no number"} if value is None else {"scores": scores}
+            run = {"settings": {"seed": seed}, "metric": "accuracy", "score": value, "degenerate": value == 0.5}
+            runs[f"lr1-seed{seed}"] = {**run, **found}
         write_json(out / "results.json", {"task": {"metric": "accuracy", "runs": runs}})
 
     def _pairs(self, words: str, out: Path) -> None:
         value = self.score(words, 0) or 0.0
         share = {"accuracy": value, "spread": 0.002, "right": round(67_000 * value), "pairs": 67_000}
         about = {"model": "m", "checksum": "c", "data": "blimp", "data_sha256": "s", "chance": 0.5, "equal": 7}
-        took = {
-            "too_long": 0,
-            "seconds": 1.0,
-            "scored_now": 67_000,
-            "dtype": "fp32",
-            "device": "cpu",
-            "threads": 1,
-        }
+        took = {"too_long": 0, "seconds": 1.0, "scored_now": 67_000, "dtype": "fp32", "device": "cpu", "threads": 1}
         groups = {"phenomena": {"binding": share}, "paradigms": {}}
         write_json(out / "results.json", {**share, **about, **took, **groups, "torch": "2"})
 
 
 FIGURES = ("accuracy", "f1", "spearman", "matthews", "exact", "exact_match")
-"""Figures of all tasks; a task has some of them."""
-
-
-def splits_of(figures: Mapping[str, float]) -> dict[str, Mapping[str, float]]:
-    """The same figures on every split that a column may show."""
-    return dict.fromkeys(("dev", "dev_matched", "dev_mismatched"), figures)
+SPLITS = ("dev", "dev_matched", "dev_mismatched")
+"""Figures of all tasks, of which a task has some, and the splits that a column may show."""
 
 
 def shards(words: str, out: Path) -> None:

@@ -6,15 +6,13 @@ import io
 import json
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from support.commands import write_program
+from support.commands import run_main, write_program
 
 from cluster.panels import build_panel
 from cluster.runs import JOBS, Queue, RunStatus, read_notes, read_run
@@ -24,10 +22,17 @@ from data_prep.common.locks import LOCK
 from pretraining.checkpoint.record import RECIPE
 from pretraining.reporting.metrics_file import METRICS
 
-Look = Callable[..., str]
-"""calls status.py with these words, and returns what it prints"""
-Squeue = Callable[[str], Path]
-"""puts a program called squeue on the path, which does this; returns the file in which it notes its arguments"""
+
+def look(*words: object) -> str:
+    """Calls status.py, which must end well, and returns what it prints, without the blanks at the ends of lines."""
+    return re.sub(r" +$", "", run_main(main, *words), flags=re.MULTILINE)
+
+
+def put_squeue(folder: Path, patch: pytest.MonkeyPatch, does: str) -> Path:
+    """Puts a program called squeue on the path; returns the file in which it notes its arguments."""
+    write_program(folder / "bin" / "squeue", f'echo "$@" >> {folder / "calls"}\n{does}')
+    patch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    return folder / "calls"
 
 
 def status(run: Path, later: float = 0.0, queue: Queue | None = None) -> RunStatus:
@@ -65,38 +70,3 @@ def make_running(run: Path) -> None:
     now = time.time()
     os.utime(run / RECIPE, (now - 100, now - 100))
     (run / METRICS).write_text("".join(json.dumps({**line, "time": now}) + "\n" for line in lines))
-
-
-def strip(text: str) -> str:
-    """The text without the blanks at the ends of its lines."""
-    return re.sub(r" +$", "", text, flags=re.MULTILINE)
-
-
-@pytest.fixture
-def look(capsys: pytest.CaptureFixture[str]) -> Look:
-    """Calls the command, which must end well, and returns what it prints."""
-
-    def call(*words: object) -> str:
-        assert main([str(word) for word in words]) == 0
-        return capsys.readouterr().out
-
-    return call
-
-
-@pytest.fixture
-def run(straight: Path, tmp_path: Path) -> Path:
-    """A finished run, to be changed."""
-    return shutil.copytree(straight, tmp_path / "runs" / "one")
-
-
-@pytest.fixture
-def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Squeue:
-    """Puts a program called squeue on the path; returns the file in which it notes its arguments."""
-
-    def pretend(does: str) -> Path:
-        folder = tmp_path / "bin"
-        write_program(folder / "squeue", f'echo "$@" >> {folder / "calls"}\n{does}')
-        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-        return folder / "calls"
-
-    return pretend

@@ -37,14 +37,6 @@ INSTALLATION = 1.5
 """Minutes that pip takes, about."""
 
 
-def measure(script: str, shards: Path, out: Path, *words: str) -> dict[str, Any]:
-    """Runs a command; returns what it has measured."""
-    done = run_program(f"benchmarks/{script}", ["--shards", str(shards), "--out", str(out), *words], ROOT, 200)
-    assert done.code == 0, done.errors + done.output
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
-
-
 @pytest.mark.parametrize("dry", [False, True])
 def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
     for part in load_parts():
@@ -96,7 +88,10 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
 @pytest.mark.slow
 def test_a_run_is_killed_and_goes_on(shared: Place, tmp_path: Path) -> None:
     words = "--size tiny --seconds 6 --batch 4 --every 3 --lengths 32 64".split()
-    found = measure("gpu/trainer.py", shared.data, tmp_path / "found.json", *words)
+    words += ["--shards", str(shared.data), "--out", str(tmp_path / "found.json")]
+    done = run_program("benchmarks/gpu/trainer.py", words, ROOT, 200)
+    assert done.code == 0, done.errors + done.output
+    found = json.loads((tmp_path / "found.json").read_text())
     assert (found["stopped_with"], found["continued_with_step"]) == (75, found["newest_checkpoint"] + 1)
     assert found["killed_after_step"] >= found["newest_checkpoint"] > 0
     assert found["largest_difference_of_their_losses"] in (None, 0.0), "on a CPU the steps are the same bit for bit"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import os
 import subprocess
 import sys
+import venv
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
+from rich.console import Console
 
 from benchmarks.gpu import install
-from benchmarks.gpu.install import lock_versions
+from benchmarks.gpu.install import NEEDED, lock_versions
+from benchmarks.gpu.wheels import Wheels, collect_requirements, describe_load, prepare, select_locked
 
 
 @pytest.mark.slow
@@ -27,15 +33,21 @@ def test_without_a_network_the_machines_packages_do(tmp_path: Path, capfd: pytes
     assert told.stdout.split() == [str(tmp_path / "venv"), torch.__file__, str(ROOT / "benchmarks" / "gpu")]
 
 
-@pytest.mark.parametrize("package", ["nowhere-to-be-found", "torch>=99"])
 def test_a_wheel_that_is_missing_is_named_and_one_of_another_torch_not_taken(
-    package: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "wheels").mkdir()
-    monkeypatch.setattr(install, "NEEDED", (package,))
+    files = {"METADATA": "Metadata-Version: 2.1\nName: torch\nVersion: 99.0\n", "RECORD": ""}
+    files["WHEEL"] = "Wheel-Version: 1.0\nGenerator: a\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(tmp_path / "wheels" / "torch-99.0-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(f"torch-99.0.dist-info/{name}", text)
+    monkeypatch.setattr(install, "NEEDED", ("torch>=99",))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)  # this machine may have constraints of its own
+    monkeypatch.delenv("PIP_CONSTRAINT", raising=False)
     assert install.main(tmp_path / "venv", tmp_path / "wheels") == 2
     said = capfd.readouterr()
-    assert package in said.err
+    assert "torch>=99" in said.err
     assert "make gpu-wheels HAS='torch' gathers all" in said.out
 
 
@@ -58,10 +70,8 @@ def test_a_python_without_the_venv_module_is_told_what_to_do(
 
 def test_versions_are_those_of_the_lock_but_for_what_the_machine_has() -> None:
     lock = "numpy==2.5.5 ; python_version >= '3.12'\nPy_Arrow==22.0\nsetuptools==84.2.1\ntorch==2.13.0\ntyro==1.0"
-    assert lock_versions(lock, {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}).splitlines() == [
-        "tyro==1.0",
-        "torch==2.11.0+cu130",
-    ]
+    has = {"numpy": "2.1.0", "py-arrow": "19.0", "torch": "2.11.0+cu130"}
+    assert lock_versions(lock, has).splitlines() == ["tyro==1.0", "torch==2.11.0+cu130"]
 
 
 def test_packages_are_found_by_any_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,3 +93,65 @@ def test_with_a_network_too_nothing_is_installed_over_what_the_machine_has(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert install.main(tmp_path / "venv", tmp_path / "no-wheels") == 0, capfd.readouterr()
     assert not list((tmp_path / "venv").rglob("*.dist-info"))
+
+
+# Wheels for a machine without a network: all that is needed, and nothing that it has
+
+LOCK = """\
+deepspeed==0.19.8
+exceptiongroup==1.3.1 ; python_full_version < '3.11'
+numpy==2.2.6 ; python_full_version < '3.11'
+numpy==2.5.5 ; python_full_version >= '3.12'
+"""
+
+
+def test_packages_come_with_what_they_need_and_without_what_the_machine_has() -> None:
+    found = collect_requirements(NEEDED, ("torch",), "3.12")
+    assert {"deepspeed", "hjson", "py-cpuinfo", "pydantic", "pydantic-core", "tyro", "tokenizers", "pytest"} <= {*found}
+    assert len(found) == len({*found})
+    assert not {"torch", "sympy", "networkx", "triton"} & {*found}, "torch and what it alone needs are the machine's"
+    fewer = collect_requirements(NEEDED, ("torch", "numpy", "transformers"), "3.12")
+    assert not {"numpy", "transformers", "tokenizers", "huggingface-hub"} & {*fewer}
+    assert "tqdm" in fewer  # which deepspeed needs too
+    assert [("exceptiongroup" in collect_requirements(["pytest"], (), old)) for old in ("3.10", "3.12")] == [
+        True,
+        False,
+    ]
+
+
+def test_versions_are_those_of_the_lock_for_the_machines_python() -> None:
+    assert select_locked({"numpy", "exceptiongroup"}, LOCK, "3.10") == ["exceptiongroup==1.3.1", "numpy==2.2.6"]
+    assert select_locked({"numpy", "deepspeed"}, LOCK, "3.12") == ["deepspeed==0.19.8", "numpy==2.5.5"]
+
+
+def test_what_is_too_much_for_a_lent_machine_is_told() -> None:
+    [fits] = describe_load(33.3, 8.9, 5.4)
+    assert "47.60 MiB" in fits
+    assert "HAS=" in "".join(describe_load(33.3, 37.0, 5.4))
+
+
+def pretend_installed(place: Path, **versions: str) -> None:
+    """Lets pip find packages in an environment of which nothing but their names is there."""
+    [site] = place.glob("lib/python*/site-packages")
+    for name, number in versions.items():
+        about = site / f"{name}-{number}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {number}\n")
+        (about / "INSTALLER").write_text("pip\n")
+        (about / "RECORD").write_text("")
+
+
+@pytest.mark.slow
+def test_wheels_are_all_that_a_bare_machine_needs_and_they_are_small(tmp_path: Path) -> None:
+    """Without an index; beside what the machine has, which is here by name alone. With the shards they are 45 MiB."""
+    wheels, machine = tmp_path / "wheels", tmp_path / "machine"
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    prepare(Wheels(wheels, python=own), Console(file=io.StringIO()))
+    venv.create(machine, with_pip=True)
+    pretend_installed(machine, torch="2.12.0", numpy="2.2.6", pyarrow="21.0.0")
+    pip = [str(machine / "bin" / "python"), "-m", "pip"]
+    install = [*pip, "install", "--no-index", "--find-links", str(wheels), *NEEDED]
+    done = subprocess.run(install, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    subprocess.run([*pip, "check"], check=True)
+    assert sum(path.stat().st_size for path in wheels.iterdir()) < 36 * 2**20

@@ -8,7 +8,6 @@ import lzma
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,9 +52,8 @@ def write_tasks(folder: Path) -> None:
     sst2.mkdir(parents=True)
     pairs.mkdir()
     for split in ("train", "dev"):
-        rows = [
-            f"the {WORDS[number % 20]} {'river' if number % 2 else 'mountain'}\t{number % 2}" for number in range(48)
-        ]
+        ends = [f"{'river' if number % 2 else 'mountain'}\t{number % 2}" for number in range(48)]
+        rows = [f"the {WORDS[number % 20]} {end}" for number, end in enumerate(ends)]
         (sst2 / f"{split}.tsv").write_text("\n".join(["sentence\tlabel", *rows, ""]))
     with lzma.open(pairs / "blimp.jsonl.xz", "wt") as file:
         for number in range(6):
@@ -63,16 +61,7 @@ def write_tasks(folder: Path) -> None:
             file.write(json.dumps({**pair, "paradigm": f"p{number % 2}", "phenomenon": "order"}) + "\n")
 
 
-@pytest.fixture
-def ctrl_c_is_heard() -> Iterator[None]:
-    """Also where tests run in the background, which inherit that it is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("ctrl_c_is_heard")
 def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +71,7 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     monkeypatch.setattr(reproduce, "load_table", lambda name, scale: smallest(tmp_path))
     wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path)
     console = Console(file=io.StringIO(), width=250)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests in the background ignore
     threading.Timer(4.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert make(wanted, console) == Code.INTERRUPTED
     assert make(wanted, console) == 0, console.file.getvalue()  # type: ignore[attr-defined]

@@ -57,18 +57,16 @@ def test_an_ordering_or_a_likeness(
     assert found.why.startswith(why)
 
 
-@pytest.mark.parametrize(
-    ("base", "fresh", "errors", "signal"),
-    [
-        ([80.0, 81.0], [50.0, 51.0], [], True),
-        ([52.0, 54.0], [50.0, 51.0], [], False),
-        ([52.0, 52.0], [50.0, 50.0], [1.5], False),  # alike by chance, while the items say less
-        ([80.0], [50.0], [1.5], True),
-        ([80.0], [50.0], [], False),  # nobody knows how far they may be
-    ],
-)
-def test_a_signal_is_two_spreads_above_fresh_weights(
-    base: list[float], fresh: list[float], errors: list[float], signal: bool
-) -> None:
-    assert has_signal(base, fresh, errors) is signal
+SIGNALS = [
+    ([80.0, 81.0], [50.0, 51.0], [], True),
+    ([52.0, 54.0], [50.0, 51.0], [], False),
+    ([52.0, 52.0], [50.0, 50.0], [1.5], False),  # alike by chance, while the items say less
+    ([80.0], [50.0], [1.5], True),
+    ([80.0], [50.0], [], False),  # nobody knows how far they may be
+]
+
+
+def test_a_signal_is_two_spreads_above_fresh_weights() -> None:
+    for base, fresh, errors, signal in SIGNALS:
+        assert has_signal(base, fresh, errors) is signal, (base, fresh, errors)
     assert compute_spread([1.0]) is None
