@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
-from support.task_files import write_tasks
+from support.tasks import write_tasks
 
 ACTIVATE = """
 python() {

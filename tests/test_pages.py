@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, write_wiki
 from support.processes import run_program
-from support.task_files import write_tasks
+from support.tasks import write_tasks
 
 from pretraining.objectives.declaration import objectives
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support.mistakes import mistake_of
 from support.training import Place
 
 from benchmarks import inference, optimizers, throughput
+from benchmarks.measure import run_command
 
 ENTRIES: dict[str, tuple[type[Any], Callable[[Any, Console], int | None]]] = {
     "inference": (inference.Inference, inference.measure),
@@ -38,7 +38,10 @@ def test_a_mistake_is_told_in_one_line(
     command: str, shared: Place, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     entry, *words = command.replace("SHARDS", str(shared.data)).split()
-    line, *cure = mistake_of(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")], capsys).splitlines()
+    with pytest.raises(SystemExit) as ended:
+        run_command(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")])
+    assert ended.value.code == 2
+    line, *cure = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert MISTAKES[command] in line
     assert not cure

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 from support.base_models import write_bert
 from support.commands import refusal
+from support.fine_tuned_models import LENGTHS, head_of, items_of
 from support.finetuning import fine_tune, launch, outcome, stop_at
-from support.task_items import LENGTHS, head_of, items_of
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 from support.transformers_models import SHAPE

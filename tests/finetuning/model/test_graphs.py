@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
-from support.task_items import batch_of
+from support.fine_tuned_models import batch_of
 from support.task_models import HEADS, task_weights
 from support.transformers_models import SHAPE
 from torch import Tensor

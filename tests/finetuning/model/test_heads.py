@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 from support.counterparts import COUNTERPARTS, ENCODERS, replace_padding, tells_segments
+from support.fine_tuned_models import CHOICES, LENGTHS, head_of, items_of
 from support.marks import slow
-from support.task_items import CHOICES, LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 from torch import Tensor
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import refusal
+from support.fine_tuned_models import batch_of
 from support.one_way_reference import reference_states
-from support.task_items import batch_of
 from support.task_models import HEADS, task_weights
 from support.transformers_models import PIECES, SHAPE, same
 from torch import Tensor

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from support.task_items import LENGTHS, head_of, items_of
+from support.fine_tuned_models import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 
 from benchmarks.fine_tuning import open_context

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from support.commands import refusal
 from support.finetuning import Toy, call, launch, stop_at
 from support.marks import slow
-from support.squad import article, cutter, item, write_squad
+from support.tasks import article, cutter, item, write_squad
 from support.training import assert_ended
 
 from data_prep.common.files import read_json, write_json

@@ -12,8 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from support.base_models import swapped, write_bert
 from support.finetuning import TASK, Toy, Tune, changed, write_toy
-from support.squad import article, item, write_squad
-from support.tasks import CUTTER, VOCABULARY
+from support.tasks import CUTTER, VOCABULARY, article, item, write_squad
 
 from data_prep.common.files import write_json
 from finetuning.session.item_checks import SAMPLE, check_items

@@ -20,8 +20,8 @@ import torch
 from rich.table import Table
 from safetensors.torch import load_file
 from support.finetuning import RECIPE, Toy, Tune, changed, results
-from support.squad import article, item, write_squad
 from support.task_models import task_weights
+from support.tasks import article, item, write_squad
 from support.transformers_models import PIECES, SHAPE
 
 from data_prep.common.files import write_json

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.squad import LETTERS, cutter, random_outputs
+from support.tasks import LETTERS, cutter, random_outputs
 
 from data_prep.common.errors import UserError
 from finetuning.inputs import Ragged
