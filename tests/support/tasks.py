@@ -25,18 +25,25 @@ pytest.importorskip("numba", reason="numba is not installed, which cuts texts in
 CUTTER = Cutter(VOCABULARY)
 
 
+def encode(items: Items, *numbers: int) -> Any:
+    """These items as model inputs, by default all; of no type, since a test knows which parts there are."""
+    return items.encode(np.array(numbers or range(len(items)), np.int64))
+
+
+def spell(items: Items, *numbers: int) -> list[list[str]]:
+    """The pieces of the sequences of these items, by default of all."""
+    sequences = encode(items, *numbers).sequences.pieces
+    return [[VOCABULARY.pieces[piece] for piece in sequences.row(row)] for row in range(len(sequences))]
+
+
 def laid_out(items: Items, number: int) -> list[str]:
     """The sequences of an item as text: `[CLS] a b [SEP]`, with its words whole."""
-    sequences = items.encode(np.array([number])).sequences.pieces
-    rows = [sequences.row(row) for row in range(len(sequences))]
-    return [" ".join(VOCABULARY.pieces[piece] for piece in row).replace(" ##", "") for row in rows]
+    return [" ".join(row).replace(" ##", "") for row in spell(items, number)]
 
 
 def labels(items: Items) -> list[float]:
     """What is to be said of the items, whose labels are single ones."""
-    found = items.encode(np.arange(len(items))).labels
-    assert found is not None
-    return [float(label) for label in found.values]
+    return [float(label) for label in encode(items).labels.values]
 
 
 def saying(classes: Sequence[int], outputs: int) -> Ragged:
@@ -87,7 +94,7 @@ def questions(folder: Path, items: list[dict[str, Any]], context: str = "x") -> 
 
 def random_outputs(windows: TextWindows, seed: int = 1) -> Ragged:
     """Random outputs for all windows, no two spans with the same score."""
-    ends = windows.encode(np.arange(len(windows))).sequences.pieces.ends
+    ends = encode(windows).sequences.pieces.ends
     return Ragged(np.random.default_rng(seed).normal(size=(ends[-1], 2)).astype(np.float32), ends)
 
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 from support.commands import refusal
-from support.tasks import CUTTER, VOCABULARY
+from support.tasks import CUTTER, VOCABULARY, encode, spell
 from transformers import AutoTokenizer
 
 from finetuning.files.tag_files import Fields
@@ -63,7 +63,7 @@ def opened(folder: Path, length: int = 128, document_context: bool = False) -> T
 
 
 def tags_of(task: Task, items: Any) -> list[str]:
-    return [task.head.labels[number] for number in items.encode(np.arange(len(items))).labels.values]
+    return [task.head.labels[number] for number in encode(items).labels.values]
 
 
 def logits(task: Task, tags: Sequence[str]) -> Ragged:
@@ -92,10 +92,10 @@ CHANGES: dict[str, Callable[[str], str]] = {
 def test_columns_in_all_their_forms_are_read_as_iob2(tmp_path: Path, change: str) -> None:
     task = opened(write_ner(tmp_path, train=CHANGES[change](ORIGINAL)))
     types = ("LOC", "MISC", "ORG", "PER")
+    train: Any = task.train
     assert task.head.labels == ("O", *(f"{mark}-{name}" for name in types for mark in "BI"))
-    assert isinstance(task.train, TaggedWords)
-    assert (task.train.words.texts, task.train.words.document_ends.tolist()) == (WORDS, [7, 8])
-    assert (tags_of(task, task.train), len(task.train)) == (TAGS, 3)
+    assert (train.words.texts, train.words.document_ends.tolist()) == (WORDS, [7, 8])
+    assert (tags_of(task, train), len(train)) == (TAGS, 3)
 
 
 def test_iob2_stays_and_its_faults_are_mended(tmp_path: Path) -> None:
@@ -280,12 +280,6 @@ def test_scores_by_hand(tmp_path: Path) -> None:
 CUTS = st.lists(st.text("abcdef", min_size=1, max_size=9), min_size=1, max_size=40)
 
 
-def spell(items: TaggedWords) -> list[list[str]]:
-    """The pieces of all items."""
-    pieces = items.encode(np.arange(len(items))).sequences.pieces
-    return [[VOCABULARY.pieces[piece] for piece in pieces.row(number)] for number in range(len(pieces))]
-
-
 @settings(max_examples=50)
 @given(CUTS, st.sets(st.integers(1, 39)), st.sets(st.integers(1, 39)), st.integers(3, 40), st.booleans())
 def test_every_word_is_tagged_once(
@@ -297,13 +291,11 @@ def test_every_word_is_tagged_once(
     sentence_ends = np.array([*sorted({*inner, *(cut for cut in cuts if cut < len(texts))}), len(texts)])
     items = TaggedWords(SplitWords(texts, sentence_ends, document_ends, np.arange(len(texts))), CUTTER, length, context)
     order = np.random.default_rng(0).permutation(len(items))
-    encoded, spelt = items.encode(order), spell(items)
-    assert encoded.labels is not None
-    assert encoded.words is not None
+    encoded = encode(items, *order)
     assert sorted(encoded.labels.values.tolist()) == list(range(len(texts)))
     assert encoded.sequences.pieces.lengths.max() <= length
     ends = document_ends if context else sentence_ends
-    for item, pieces in enumerate(spelt[number] for number in order):
+    for item, pieces in enumerate(spell(items, *order)):
         assert (pieces[0], pieces[-1]) == ("[CLS]", "[SEP]")
         places, numbers = encoded.words.row(item), encoded.labels.row(item)
         assert [pieces[place] for place in places] == [texts[number][0] for number in numbers]
@@ -324,10 +316,7 @@ def test_context_is_as_long_on_both_sides() -> None:
 def test_a_word_without_pieces_is_unknown() -> None:
     words = SplitWords(["a", "\x07", "b"], np.array([3]), np.array([3]), np.arange(3))
     items = TaggedWords(words, CUTTER, 8, document_context=False)
-    found = items.encode(np.arange(1)).words
-    assert spell(items) == [["[CLS]", "a", "[UNK]", "b", "[SEP]"]]
-    assert found is not None
-    assert found.values.tolist() == [1, 2, 3]
+    assert (spell(items), encode(items).words.values.tolist()) == ([["[CLS]", "a", "[UNK]", "b", "[SEP]"]], [1, 2, 3])
 
 
 @pytest.fixture(scope="module")
@@ -341,9 +330,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @given(texts=st.lists(st.text(string.ascii_letters + "éßж1,.", min_size=1, max_size=8), min_size=1, max_size=10))
 def test_pieces_are_those_of_transformers(texts: list[str], theirs: Any) -> None:
     words = SplitWords(texts, np.array([len(texts)]), np.array([len(texts)]))
-    encoded = TaggedWords(words, CUTTER, 128, document_context=False).encode(np.arange(1))
+    encoded = encode(TaggedWords(words, CUTTER, 128, document_context=False))
     expected = theirs(texts, is_split_into_words=True)
     assert encoded.sequences.pieces.values.tolist() == expected["input_ids"]
     firsts = [expected.word_ids().index(number) for number in range(len(texts))]
-    assert encoded.words is not None
     assert encoded.words.values.tolist() == firsts

@@ -1,4 +1,5 @@
-"""SQuAD as a task: labels of windows, figures beside the official ones of the files it writes, articles held out."""
+"""SQuAD as a task: labels of windows, figures beside the official ones of the files it writes, articles held out; and
+the windows of a text with the best spans in them, beside plain loops over all pieces."""
 
 from __future__ import annotations
 
@@ -14,25 +15,43 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import refusal
 from support.marks import slow
-from support.tasks import CUTTER, VOCABULARY, article, item, questions, random_outputs, write_questions, write_squad
+from support.tasks import (
+    CUTTER,
+    VOCABULARY,
+    article,
+    encode,
+    item,
+    questions,
+    random_outputs,
+    write_questions,
+    write_squad,
+)
+from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.evaluate_squad import EvaluateSquad, evaluate
 from finetuning.inputs import Cutter, Ragged
 from finetuning.settings import FineTuning, Spans
-from finetuning.tasks.spans import find_answers
+from finetuning.tasks.spans import TextWindows, find_answers, find_pieces
 from finetuning.tasks.squad import Lessons, SquadTask, hold_out, open_squad
 from finetuning.tasks.squad_rules import Version, read_squad
 from finetuning.tasks.task import Setup
 
-SHAPE = FineTuning(length=12, spans=Spans(stride=3, question=3, answer=4))
+QUESTION = 3
+
+
+def shape_of(length: int = 12, stride: int = 3, answer: int = 4, best: int = 20) -> FineTuning:
+    return FineTuning(length=length, spans=Spans(stride=stride, question=QUESTION, answer=answer, best=best))
+
+
+SHAPE = shape_of()
 SETUP = Setup(CUTTER, SHAPE)
 TEXT = "Éa b, c-d efg h. i j k l m n o p q r s t u v w x y z"
 
 
 def labels(items: Any) -> list[list[int]]:
-    found: list[list[int]] = items.encode(np.arange(len(items))).labels.values.reshape(-1, 2).tolist()
+    found: list[list[int]] = encode(items).labels.values.reshape(-1, 2).tolist()
     return found
 
 
@@ -92,9 +111,7 @@ def test_questions_without_an_answer_are_labelled_with_cls(tmp_path: Path) -> No
 def test_items_are_encoded_in_any_order(tmp_path: Path) -> None:
     train = open_task(tmp_path, [item("a", "q", ["c-d"]), item("b", "q r", ["z"])]).train
     order = np.random.default_rng(1).permutation(len(train))
-    whole, some = train.encode(np.arange(len(train))), train.encode(order)
-    assert whole.labels is not None
-    assert some.labels is not None
+    whole, some = encode(train), encode(train, *order)
     assert some.labels.values.tolist() == whole.labels.take(order).values.tolist()
     assert some.sequences.pieces.values.tolist() == whole.sequences.pieces.take(order).values.tolist()
 
@@ -195,8 +212,7 @@ def test_real_answers_come_back(real_data: Path, name: str, answers: int, within
     cut = Cutter(load_vocabulary(real_data, cased=False))
     asked = [each for each in read_squad(real_data / f"squad/{name}.json")[1] if each.golds]
     lessons = Lessons(asked, cut, FineTuning(length=384))
-    encoded = lessons.encode(np.arange(len(lessons)))
-    assert encoded.labels is not None
+    encoded = encode(lessons)
     spans = encoded.labels.values.reshape(-1, 2)
     labelled = np.flatnonzero(spans[:, 0]).tolist()
     back = {lessons.places.question[row]: cut_back(lessons, row, spans[row]) for row in labelled}
@@ -209,3 +225,162 @@ def test_real_answers_come_back(real_data: Path, name: str, answers: int, within
     found = find_answers(lessons, Ragged(sure, pieces.ends), optional=False)
     right = sum(answer.text() == each.golds[0].text for answer, each in zip(found, asked, strict=True))
     assert right >= 0.989 * answers  # the others have over 30 pieces, or their start and end in different windows
+
+
+# Windows and the spans in them
+
+
+def text(pieces: int) -> str:
+    """A text of so many pieces, all of them different as long as there are letters."""
+    return " ".join(string.ascii_lowercase[number % 26] for number in range(pieces))
+
+
+SIZES = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=5)
+SHAPES = st.builds(shape_of, st.integers(8, 16), st.integers(1, 12))
+
+
+def plain_windows(question: int, size: int, shape: FineTuning) -> list[tuple[int, int]]:
+    """Where windows begin and end, by the loop of the original."""
+    room, start, found = shape.length - min(question, QUESTION) - 3, 0, []
+    while True:
+        found.append((start, min(start + room, size)))
+        if start + room >= size:
+            return found
+        start += min(room, shape.spans.stride)
+
+
+def plain_owner(windows: list[tuple[int, int]], piece: int) -> int:
+    """The window in which a piece has most context, by the rule of the original; the first of equals."""
+    best, owner = -np.inf, -1
+    for number, (begin, end) in enumerate(windows):
+        if begin <= piece < end:
+            score = min(piece - begin, end - 1 - piece) + 0.01 * (end - begin)
+            if score > best:
+                best, owner = score, number
+    return owner
+
+
+@settings(max_examples=30)
+@given(SIZES, SHAPES)
+def test_windows_cover_every_piece_which_the_one_with_most_context_owns(
+    sizes: list[tuple[int, int]], shape: FineTuning
+) -> None:
+    pairs = [(text(question), text(size)) for question, size in sizes]
+    windows = TextWindows(pairs, CUTTER, shape)
+    encoded = encode(windows)
+    assert len(encoded) == len(windows) == windows.places.first[-1]
+    assert encoded.labels is None
+    special = CUTTER.special
+    for number, (question, size) in enumerate(sizes):
+        rows = range(windows.places.first[number], windows.places.first[number + 1])
+        spread = plain_windows(question, size, shape)
+        assert [(windows.places.begins[row], windows.places.ends[row]) for row in rows] == spread
+        owners = [plain_owner(spread, piece) for piece in range(size)]
+        for row, (begin, end) in enumerate(spread):
+            owned = windows.find_owned(rows.start + row)
+            assert owned.tolist() == [owners[piece] == row for piece in range(begin, end)]
+        asked, whole = (CUTTER.cut_texts([text]).values.tolist() for text in pairs[number])
+        asked = asked[:QUESTION]
+        for row in rows:
+            seen = whole[windows.places.begins[row] : windows.places.ends[row]]
+            expected = [special.cls, *asked, special.sep, *seen, special.sep]
+            assert encoded.sequences.pieces.row(row).tolist() == expected
+            assert encoded.sequences.second[row] == windows.count_before(np.array([row]))[0] == len(asked) + 2
+            assert len(expected) <= shape.length
+
+
+@settings(max_examples=30)
+@given(SIZES, SHAPES, st.integers(0, 99), st.booleans())
+def test_answers_are_those_that_trying_all_spans_finds(
+    sizes: list[tuple[int, int]], shape: FineTuning, seed: int, optional: bool
+) -> None:
+    pairs = [(text(question), text(size)) for question, size in sizes]
+    windows = TextWindows(pairs, CUTTER, shape)
+    outputs = random_outputs(windows, seed)
+    for number, answers in enumerate(find_answers(windows, outputs, optional)):
+        question, size = sizes[number]
+        spread = plain_windows(question, size, shape)
+        best: dict[str, float] = {}
+        for row, (begin, end) in enumerate(spread):
+            values = outputs.row(windows.places.first[number] + row)[min(question, QUESTION) + 2 :].astype(float)
+            for first in (piece for piece in range(begin, end) if plain_owner(spread, piece) == row):
+                for last in range(first, min(first + shape.spans.answer, end)):
+                    words = " ".join(pairs[number][1].split()[first : last + 1])
+                    score = values[first - begin, 0] + values[last - begin, 1]
+                    best[words] = max(score, best.get(words, -np.inf))
+        ranked = sorted(best, key=lambda words: -best[words])
+        null = min(outputs.row(row)[0].astype(float).sum() for row in range(*windows.places.first[number : number + 2]))
+        given = [each for each in answers.candidates if each.text]
+        assert answers.text() == ranked[0]
+        assert [each.start_logit + each.end_logit for each in given[:8]] == [best[words] for words in ranked[:8]]
+        assert (answers.odds, answers.text(threshold=answers.odds)) == (null - best[ranked[0]], ranked[0])
+        assert answers.text(threshold=answers.odds - 1e-6) == ""
+        assert len(answers.candidates) - len(given) == optional
+        totals = np.array([each.start_logit + each.end_logit for each in answers.candidates])
+        assert (np.diff(totals) <= 0).all()
+        shares = np.exp(totals - totals[0]) / np.exp(totals - totals[0]).sum()
+        assert [each.probability for each in answers.candidates] == pytest.approx(shares.tolist())
+        assert all(pairs[number][1][each.start :].startswith(each.text) for each in given)
+
+
+def test_as_many_answers_as_wanted_without_doubles() -> None:
+    windows = TextWindows([("a", "b b b b c")], CUTTER, shape_of(answer=1, best=2))
+    answers = next(find_answers(windows, random_outputs(windows, 1), optional=False))
+    assert sorted(each.text for each in answers.candidates) == ["b", "c"]
+
+
+@pytest.mark.parametrize("optional", [True, False])
+@pytest.mark.parametrize("context", ["\x00\x01", "a b c"])
+def test_a_question_without_any_candidate_has_an_empty_answer(context: str, optional: bool) -> None:
+    """A text without pieces, and a model whose outputs are no numbers."""
+    windows = TextWindows([("a", context), ("a", "b")], CUTTER, shape_of())
+    outputs = random_outputs(windows, 1)
+    outputs.row(0)[1:] = np.nan
+    empty, whole = find_answers(windows, outputs, optional)
+    assert (empty.text(), empty.text(0.0), whole.text()) == ("", "", "b")
+    assert empty.odds == outputs.row(0)[0].astype(float).sum()
+    assert [each.text for each in empty.candidates] == [""] * optional
+    assert all(each.probability == 1.0 for each in empty.candidates)
+
+
+def test_answers_are_cut_from_the_text_itself() -> None:
+    """Capitals, accents and white space stay as they stand in the text."""
+    context = "A  BÉ\u00a0\tc"
+    windows = TextWindows([("a", context)], CUTTER, shape_of())
+    ends = encode(windows).sequences.pieces.ends
+    outputs = Ragged(np.zeros((ends[-1], 2), np.float32), ends)
+    size, before = int(windows.places.ends[0]), 3
+    outputs.values[before + 1, 0] = outputs.values[before + size - 1, 1] = 9
+    (answers,) = find_answers(windows, outputs, optional=False)
+    assert (answers.text(), answers.candidates[0].start) == ("BÉ\u00a0\tc", 3)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "pieces"),
+    [(0, 3, (0, 0)), (1, 2, (0, 0)), (2, 5, (0, 1)), (3, 4, (1, 0)), (4, 9, (1, 2)), (7, 8, (2, 2)), (9, 10, (3, 2))],
+)
+def test_an_answer_takes_the_pieces_that_hold_its_ends(start: int, end: int, pieces: tuple[int, int]) -> None:
+    offsets = np.array([(0, 3), (4, 6), (6, 9)])
+    assert find_pieces(offsets, start, end) == pieces
+
+
+def test_a_length_without_room_for_text_is_refused() -> None:
+    assert len(TextWindows([], CUTTER, shape_of())) == 0
+    said = refusal(TextWindows, [("a", "b")], CUTTER, FineTuning(length=8, spans=Spans(question=5)))
+    assert "length = 8 leaves no room for text beside a question of 5 pieces" in said
+
+
+def test_windows_are_those_of_transformers(tmp_path: Path) -> None:
+    VOCABULARY.write(tmp_path)
+    theirs = BertTokenizerFast.from_pretrained(tmp_path)
+    shape = shape_of(length=16, stride=4)
+    pairs = [(text(question), text(size)) for question in (1, 3) for size in (1, 9, 10, 11, 14, 15, 40)]
+    windows = TextWindows(pairs, CUTTER, shape)
+    ours = encode(windows).sequences.pieces
+    for number, (question, context) in enumerate(pairs):
+        overlap = 16 - 3 - len(question.split()) - 4  # what they call a stride
+        given = theirs(
+            question, context, truncation="only_second", max_length=16, stride=overlap, return_overflowing_tokens=True
+        )
+        rows = range(windows.places.first[number], windows.places.first[number + 1])
+        assert [ours.row(row).tolist() for row in rows] == given["input_ids"]
