@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,7 +97,7 @@ def sentences(draw: random.Random, count: int) -> Iterator[tuple[str, str]]:
         yield " ".join(words), label if draw.random() < 0.9 else draw.choice(list(WORDS))
 
 
-def write_rows(path: Path, rows: Sequence[tuple[str, str]] | Iterator[tuple[str, str]]) -> None:
+def write_rows(path: Path, rows: Iterable[tuple[str, str]]) -> None:
     """A file of texts with their classes."""
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
 
