@@ -270,12 +270,13 @@ def kill_at(step: int, run: str = "") -> None:
     put(loop.Tuner, "after_step", after_step_or_die)
 
 
-def slow_steps(seconds: float, first: int = 1) -> None:
-    """A fault: every step takes longer from the first of these on."""
+def slow_steps(seconds: float) -> None:
+    """A fault: every step takes longer, and says so when it begins."""
     make_step = loop.Tuner.step
 
     def slowly(run: loop.Tuner, *arguments: Any) -> None:
-        time.sleep(seconds * (run.state.step + 1 >= first))
+        print("a slow step", flush=True)
+        time.sleep(seconds)
         make_step(run, *arguments)
 
     put(loop.Tuner, "step", slowly)

@@ -57,6 +57,17 @@ def rows(logits: Sequence[Sequence[float]] | Array) -> Ragged:
     return Ragged(values, np.arange(1, len(values) + 1))
 
 
+def write_small_glue(folder: Path) -> None:
+    """WNLI and RTE in nine rows, with test splits."""
+    for name, answers in (("WNLI", ("1", "0", "1")), ("RTE", ("entailment", "not_entailment"))):
+        (folder / name).mkdir(parents=True)
+        for split in ("train", "dev", "test"):
+            lines = ["index\tsentence1\tsentence2\tlabel"]
+            lines += [f"{row}\ta b\ta c\t{answers[row % len(answers)]}" for row in range(9)]
+            lines = [line.rpartition("\t")[0] if split == "test" else line for line in lines]
+            (folder / name / f"{split}.tsv").write_text("".join(f"{line}\n" for line in lines))
+
+
 # SQuAD
 
 

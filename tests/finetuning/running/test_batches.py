@@ -190,10 +190,8 @@ def test_what_takes_too_much_on_a_machine_is_computed_again(context: Context) ->
     size = sum(LENGTHS) * 3 * 64 * 4 / 1e9  # pieces, layers, both widths, fp32
     found, said = keep(items, model, context, limit=size - 1e-9)
     assert found is items
-    assert (
-        f"activations of train take {size:.3g} GB of memory, more than --features.cache_gb {size - 1e-9:g}: they are computed again in every epoch"
-        in said
-    )
+    assert said.startswith(f"activations of train take {size:.3g} GB of memory, more than --features.cache_gb ")
+    assert "computed again in every epoch" in said
     assert isinstance(keep(items, model, context, limit=size)[0], KeptItems)
     two = replace(context, world=World(size=2, local_size=2))
     assert keep(items, model, two, limit=2 * size - 1e-9)[0] is items

@@ -70,9 +70,7 @@ class Trial:
         """Trains by our loop; returns the mean loss of every step."""
         set_arithmetic(self.settings.precision, self.settings.compute, CPU)
         with open_context(CPU) as context:
-            run = NotedRun(
-                Run(self.task, self.settings, self.folder / "ours"), Base(find_model(str(self.model))), context
-            )
+            run = NotedRun(Run(self.task, self.settings, self.folder), Base(find_model(str(self.model))), context)
             run.losses = []
             run.train()
             run.close()
