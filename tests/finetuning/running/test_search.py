@@ -10,12 +10,12 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import refusal
 from support.finetuning import Toy, call, launch, stop_at
 from support.marks import slow
-from support.tasks import article, cutter, item, write_squad
+from support.tasks import CUTTER, item, write_questions
 from support.training import assert_ended
 
 from data_prep.common.files import read_json, write_json
@@ -63,40 +63,48 @@ def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> No
     assert all(select_deciding_settings(more[name]) == select_deciding_settings(own) for name, own in few.items())
 
 
-def begun(model: str = "mini", **settings: Any) -> Begun:
+def begun(model: str = "mini", more: dict[str, Any] | None = None, **settings: Any) -> Begun:
     """What a run with these settings depends on."""
     settings = {"learning_rate": 1e-4, **settings}
-    return Begun(settings=select_deciding_settings(FineTuning.model_validate(settings)), model={"checksum": model})
+    found = Begun(settings=select_deciding_settings(FineTuning.model_validate(settings)), model={"checksum": model})
+    return found.model_copy(update=more or {})
 
 
-def test_what_does_not_change_the_outcome_may_change_on_the_way(tmp_path: Path) -> None:
-    require_same(tmp_path, {"one": begun()})  # nothing was begun
-    begun().write(tmp_path / "one" / BEGUN)
-    others: dict[str, Any] = {"micro_batch": 4, "search": {"seeds": 4}, "logging": {"every": 1}}
-    moved: dict[str, Any] = {"checkpoints": {"every": 5}, "parallel": {"zero": 2}, "compute": {"threads": 1}}
-    require_same(tmp_path, {"one": begun(**others, **moved)})
-    said = refusal(require_same, tmp_path, {"one": begun(epochs=5.0, patience=2)})
-    assert "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n" in said
+OTHERS: dict[str, Any] = {"micro_batch": 4, "search": {"seeds": 4}, "logging": {"every": 1}, "compute": {"threads": 1}}
+OTHERS |= {"checkpoints": {"every": 5}, "parallel": {"zero": 2}}
+FEW, ALL = ({"data": dict.fromkeys(splits, "2 rows")} for splits in (("train", "dev"), ("train", "dev", "test")))
+CHANGED = {"data": ALL["data"] | {"test": "3 rows"}}
 
 
-def test_runs_that_are_compared_differ_in_what_is_searched_alone(tmp_path: Path) -> None:
-    """A run does not go on with batches of another rule; those of runs of before had no name yet."""
-    begun(seed=1).write(tmp_path / "one" / BEGUN)
-    require_same(tmp_path, {"two": begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0)})
-    assert "length: 128 -> 64" in refusal(require_same, tmp_path, {"two": begun(length=64)})
-    assert "checksum: mini -> base" in refusal(require_same, tmp_path, {"two": begun("base")})
-    other = begun(seed=1).model_copy(update={"batches": RULE})
-    assert "batches: none -> stretches" in refusal(require_same, tmp_path, {"one": other})
-
-
-def test_splits_may_be_added(tmp_path: Path) -> None:
-    """A split that was there may not change; a run that only scores a model also names its test split."""
-    before, now = ({"data": dict.fromkeys(splits, "2 rows")} for splits in (("train", "dev"), ("train", "dev", "test")))
-    begun().model_copy(update=before).write(tmp_path / "one" / BEGUN)
-    require_same(tmp_path, {"one": begun().model_copy(update=now)})
-    begun().model_copy(update=now).write(tmp_path / "one" / BEGUN)
-    other = begun().model_copy(update={"data": now["data"] | {"test": "3 rows"}})
-    assert "data.test: 2 rows -> 3 rows" in refusal(require_same, tmp_path, {"one": other})
+@pytest.mark.parametrize(
+    ("name", "before", "now", "said"),
+    [
+        ("one", begun(), begun(**OTHERS), ""),
+        (
+            "one",
+            begun(),
+            begun(epochs=5.0, patience=2),
+            "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n",
+        ),
+        ("two", begun(seed=1), begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0), ""),
+        ("two", begun(seed=1), begun(length=64), "length: 128 -> 64"),
+        ("two", begun(seed=1), begun("base"), "checksum: mini -> base"),
+        ("one", begun(), begun(more={"batches": RULE}), "batches: none -> stretches"),
+        ("one", begun(more=FEW), begun(more=ALL), ""),
+        ("one", begun(more=ALL), begun(more=CHANGED), "data.test: 2 rows -> 3 rows"),
+    ],
+)
+def test_what_changes_the_outcome_may_not_change_on_the_way(
+    name: str, before: Begun, now: Begun, said: str, tmp_path: Path
+) -> None:
+    """Runs that are compared differ in what is searched alone. A run does not go on with batches of another rule; those of
+    runs of before had no name yet. Splits may be added; a run that only scores a model also names its test split."""
+    require_same(tmp_path, {"one": now})  # nothing was begun
+    before.write(tmp_path / "one" / BEGUN)
+    if said:
+        assert said in refusal(require_same, tmp_path, {name: now})
+    else:
+        require_same(tmp_path, {name: now})
 
 
 def test_a_run_keeps_its_name_when_more_is_searched(shared_toy: Toy, tmp_path: Path) -> None:
@@ -114,22 +122,20 @@ def test_a_run_keeps_its_name_when_more_is_searched(shared_toy: Toy, tmp_path: P
 
 def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
     settings = {name: value for name, value in begun().settings.items() if name != "language_loss"}
-    begun().model_copy(update={"settings": settings}).write(tmp_path / "one" / BEGUN)
+    begun(more={"settings": settings}).write(tmp_path / "one" / BEGUN)
     require_same(tmp_path, {"one": begun()})
     assert "language_loss: 0.0 -> 0.5" in refusal(require_same, tmp_path, {"one": begun(language_loss=0.5)})
 
 
+@settings(max_examples=40)
 @given(NESTED, NESTED)
 def test_differences_are_there_where_something_differs(before: Any, now: Any) -> None:
     assert bool(list_differences({"x": before}, {"x": now})) == (before != now)
 
 
 def test_differences_name_what_came_and_what_went() -> None:
-    assert list_differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True}) == [
-        "a.b: 1 -> 2",
-        "a.d: none -> x",
-        "c: False -> True",
-    ]
+    found = list_differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True})
+    assert found == ["a.b: 1 -> 2", "a.d: none -> x", "c: False -> True"]
     assert list_differences({"a": 1}, {}) == ["a: 1 -> none"]
 
 
@@ -179,7 +185,7 @@ def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, mor
 # What tells the data of a task from others, before any of it is cut into pieces
 
 
-SETTINGS = FineTuning()
+SETUP = Setup(CUTTER, FineTuning())
 Opener = Callable[[Path, str, str], Task]
 
 
@@ -187,23 +193,20 @@ def glue(folder: Path, text: str, answer: str) -> Task:
     (folder / "SST-2").mkdir(parents=True)
     for split, said in (("train", text), ("dev", "fine")):
         (folder / "SST-2" / f"{split}.tsv").write_text(f"sentence\tlabel\n{said}\t{answer}\nbad\t0\n")
-    return open_glue("sst2", folder, Setup(cutter(), SETTINGS))
+    return open_glue("sst2", folder, SETUP)
 
 
 def squad(folder: Path, text: str, answer: str) -> Task:
-    folder.mkdir()
     asked = [item("a", "q", ["z" if answer == "1" else "y"])]
-    train = write_squad(folder / "train.json", [article("t", [(f"{text} y z", asked)])])
-    dev = write_squad(folder / "dev.json", [article("t", [("a z", [item("a", "q", ["z"])])])])
-    return open_squad("1.1", train, dev, Setup(cutter(), SETTINGS))
+    train = write_questions(folder / "train.json", asked, f"{text} y z")
+    return open_squad("1.1", train, write_questions(folder / "dev.json", [item("a", "q", ["z"])], "a z"), SETUP)
 
 
 def ner(folder: Path, text: str, answer: str) -> Task:
     folder.mkdir()
     for split, said in (("train", text), ("valid", "fine")):
-        tag = "B-LOC" if answer == "1" else "O"
-        (folder / f"{split}.txt").write_text(f"{said} {tag}\nbad B-LOC\n\n")
-    return open_ner(folder, Setup(cutter(), SETTINGS))
+        (folder / f"{split}.txt").write_text(f"{said} {'B-LOC' if answer == '1' else 'O'}\nbad B-LOC\n\n")
+    return open_ner(folder, SETUP)
 
 
 @pytest.mark.parametrize("open_task", [glue, squad, ner])
