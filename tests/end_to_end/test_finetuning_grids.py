@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.base_models import write_bert
 from support.commands import has_ended, wait_for
-from support.finetuning import Toy, call, fine_tune, kill_at, launch, outcome, results, slow_steps
+from support.finetuning import Toy, Tune, fine_tune, kill_at, launch, outcome, results, slow_steps
 from support.processes import ROOT, run_launcher
+from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
 from pretraining.processes.ending import Code
-from pretraining.processes.group import disconnect
 
 GRID = ["--learning-rates", "3e-3", "1e-3", "--seeds", "2"]
 NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
@@ -63,49 +64,36 @@ def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> N
     assert outcome(toy.folder / "killed") == grid
 
 
-@pytest.mark.parametrize(
-    ("more", "change"),
-    [
-        (["--epochs", "3"], "settings.epochs: 2.0 -> 3.0"),
-        (["--precision.dtype", "bf16"], "settings.precision.dtype: fp32 -> bf16"),
-        (["--from-scratch"], "model.from_scratch: False -> True"),
-        (["model"], "model.checksum: "),
-        (["data"], "data.dev: 24 rows, checksum "),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-@pytest.mark.usefixtures("leaves_group")
-def test_what_was_begun_otherwise_is_refused(
-    toy: Toy, begun: Path, tmp_path: Path, more: list[str], change: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also where the run was stopped before it had results."""
-    before = outcome(begun)
-    if more == ["data"]:
-        data = Path(shutil.copytree(toy.data, tmp_path / "data"))
-        rows = (data / "dev.tsv").read_text().splitlines()
-        (data / "dev.tsv").write_text("\n".join([rows[0], *rows[2:], rows[1]]))
-        command = toy.command(begun, data=data)
-    elif more == ["model"]:
-        from support.base_models import write_bert
-        from support.tasks import VOCABULARY
+CHANGES = {
+    "--epochs 3": "settings.epochs: 2.0 -> 3.0",
+    "--precision.dtype bf16": "settings.precision.dtype: fp32 -> bf16",
+    "--from-scratch": "model.from_scratch: False -> True",
+    "--model OTHER": "model.checksum: ",
+    "other data": "data.dev: 24 rows, checksum ",
+}
 
-        command = [*toy.command(begun), "--model", str(write_bert(tmp_path / "model", VOCABULARY, hidden=48))]
-    else:
-        command = toy.command(begun, *more)
-    assert call("run_task", command) == 2
-    errors = capsys.readouterr().err
+
+@pytest.mark.parametrize("more", CHANGES)
+def test_what_was_begun_otherwise_is_refused(toy: Toy, begun: Path, tmp_path: Path, more: str, tune: Tune) -> None:
+    """Also where the run was stopped before it had results."""
+    before, words, data = outcome(begun), more.split(), toy.data
+    if more == "other data":
+        words, data = [], Path(shutil.copytree(toy.data, tmp_path / "data"))
+        first, second, *others = (data / "dev.tsv").read_text().splitlines()
+        (data / "dev.tsv").write_text("\n".join([first, *others, second]))
+    if "OTHER" in words:
+        words = ["--model", str(write_bert(tmp_path / "model", VOCABULARY, hidden=48))]
+    errors = tune(toy.command(begun, *words, data=data), code=2)
     assert f"error: {begun / 'toy' / 'lr0.003-seed1'}: this run was begun otherwise:" in errors
-    assert change in errors
+    assert CHANGES[more] in errors
     assert "--out" in errors
     assert outcome(begun) == before
 
 
-@pytest.mark.usefixtures("leaves_group")
-def test_two_commands_in_one_folder(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_commands_in_one_folder(toy: Toy, tune: Tune) -> None:
     run = launch(toy.command("out"), fault=partial(slow_steps, 60.0))
     wait_for(lambda: (toy.folder / "out" / "toy").exists())
-    assert call("run_task", toy.command("out")) == 2
-    errors = capsys.readouterr().err
+    errors = tune(toy.command("out"), code=2)
     assert f"error: --out {toy.folder / 'out'}: process {run.pids[0]} on " in errors
     assert "wait for its end, or name another folder with --out" in errors
     run.end()
@@ -122,10 +110,7 @@ with open(sys.argv[1], "a+") as file:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("leaves_group")
-def test_a_run_that_another_process_has_is_waited_for(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_another_process_has_is_waited_for(toy: Toy, monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     lock = toy.folder / "out" / "toy" / "lr0.003-seed1" / "lock"
     lock.parent.mkdir(parents=True)
     for seconds, patience, code in ((60, 0.5, 2), (3, 30.0, 0)):
@@ -133,28 +118,18 @@ def test_a_run_that_another_process_has_is_waited_for(
         with subprocess.Popen([sys.executable, "-c", HOLD, str(lock), str(seconds)], stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == b"held\n"
-            assert call("run_task", toy.command("out")) == code
+            assert ("is at work in this folder" in tune(toy.command("out"), code=code)) == (code == 2)
             other.kill()
-        disconnect()
-    assert "is at work in this folder" in capsys.readouterr().err
     assert results(toy.folder / "out")["best"] == "lr0.003-seed1"
 
 
-@pytest.mark.usefixtures("leaves_group")
-def test_check_writes_nothing(toy: Toy, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_writes_nothing(toy: Toy, tune: Tune) -> None:
     before = sorted(toy.folder.rglob("*"))
-    assert call("run_task", toy.command("out", *GRID, "--check")) == 0
+    printed = tune(toy.command("out", *GRID, "--check"))
     assert sorted(toy.folder.rglob("*")) == before
-    printed = capsys.readouterr().out
-    assert re.search(r"toy +classes +40 +24 +6 +4 +10\n", printed)
-    for line in (
-        "learning rates +0.003, 0.001",
-        "batch +8",
-        "seeds +1, 2",
-        "precision +fp32",
-        "at a time +1 of 4 runs",
-    ):
-        assert re.search(f"{line} *", printed), line
+    lines = "toy +classes +40 +24 +6 +4 +10\n|learning rates +0.003, 0.001|batch +8|seeds +1, 2|precision +fp32"
+    for line in (*lines.split("|"), "at a time +1 of 4 runs"):
+        assert re.search(line, printed), line
     named = str(toy.folder), str(toy.data), "toy: "  # lines with folders, or of what was seen in the data, are as long
     assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
 
@@ -174,10 +149,8 @@ def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> N
 def start(toy: Toy, out: str, *more: object) -> subprocess.Popen[str]:
     """A command with a worker, as a user starts it."""
     command = [sys.executable, ENTRY, *toy.command(out, *GRID, *more, "--search.jobs", "2")]
-    environment = {**os.environ, **ENVIRONMENT}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, start_new_session=True, **streams)
 
 
 @pytest.fixture
@@ -227,31 +200,24 @@ def test_runs_side_by_side_are_those_one_after_another(
 
 
 @pytest.mark.slow
-def test_a_killed_worker(toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]]) -> None:
-    """What it had begun, the command does itself."""
-    ended.append(start(toy, "out", *LONG))
-    os.kill(find_worker(toy.folder / "out", ended[0]), signal.SIGKILL)
-    ended[0].communicate(timeout=200)
-    assert ended[0].returncode == 0
-    assert outcome(toy.folder / "out") == long_grid
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_workers_end_with_their_command(
-    toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]], number: int
+@pytest.mark.parametrize(
+    ("victim", "number", "code"),
+    [("worker", signal.SIGKILL, 0), ("command", signal.SIGKILL, -9), ("command", signal.SIGTERM, 75)],
+)
+def test_a_command_does_what_a_killed_worker_had_begun_and_workers_end_with_their_command(
+    toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]], victim: str, number: int, code: int
 ) -> None:
     """They save first, and the same command goes on with all."""
     ended.append(start(toy, "out", *LONG))
-    out = toy.folder / "out"
-    worker = find_worker(out, ended[0])
-    os.kill(ended[0].pid, number)
-    _, errors = ended[0].communicate(timeout=100)
-    assert ended[0].returncode == {15: 75, 9: -9}[number]
-    assert "Traceback" not in errors
+    worker = find_worker(toy.folder / "out", ended[0])
+    os.kill(worker if victim == "worker" else ended[0].pid, number)
+    _, errors = ended[0].communicate(timeout=200)
+    assert ended[0].returncode == code
+    assert victim == "worker" or "Traceback" not in errors
     wait_for(lambda: has_ended(worker))
-    assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
-    assert outcome(out) == long_grid
+    if code:
+        assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
+    assert outcome(toy.folder / "out") == long_grid
 
 
 # Launchers and disks.

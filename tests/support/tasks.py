@@ -16,7 +16,6 @@ from data_prep.common.arrays import Array
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning.inputs import Cutter, Items, Ragged
 from finetuning.tasks.spans import TextWindows
-from finetuning.tasks.squad_rules import Question, read_squad
 
 _CHARACTERS = string.ascii_lowercase + string.digits + string.punctuation
 VOCABULARY = WordPiece((*SPECIAL, *_CHARACTERS, *(f"##{character}" for character in _CHARACTERS)), cased=False)
@@ -96,11 +95,6 @@ def write_squad(path: Path, articles: Sequence[dict[str, Any]]) -> Path:
 def write_questions(path: Path, items: list[dict[str, Any]], context: str = "x") -> Path:
     """Writes a file of questions on one context."""
     return write_squad(path, [article("t", [(context, items)])])
-
-
-def questions(folder: Path, items: list[dict[str, Any]], context: str = "x") -> list[Question]:
-    """Questions on one context, as they are read."""
-    return read_squad(write_questions(folder / "questions.json", items, context))[1]
 
 
 def random_outputs(windows: TextWindows, seed: int = 1) -> Ragged:

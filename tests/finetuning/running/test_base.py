@@ -26,14 +26,8 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from finetuning.running.base import (
-    find_model,
-    find_newest_export,
-    find_order,
-    list_casing_doubts,
-    read_fine_tuned,
-    summarize_model,
-)
+from finetuning.running import base
+from finetuning.running.base import find_model
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
@@ -59,11 +53,11 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
-    assert (model.folder, model.vocabulary, model.head, list_casing_doubts(model)) == (bert, VOCABULARY, None, [])
+    assert (model.folder, model.vocabulary, model.head, base.list_casing_doubts(model)) == (bert, VOCABULARY, None, [])
     assert model.shape == replace(SHAPE, positions=64).encoder
     assert "pooler.weight" in model.encoder
     assert same(model.encoder, read_encoder(bert)[1])
-    assert f"{bert}: not fine-tuned for a task" in refusal(read_fine_tuned, model, MNLI)
+    assert f"{bert}: not fine-tuned for a task" in refusal(base.read_fine_tuned, model, MNLI)
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForQuestionAnswering])
@@ -76,7 +70,7 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
     assert model.head is not None
     assert name_class(model.shape, model.head) == kind.__name__
     assert ("pooler.weight" in model.encoder) == model.head.has_pooler
-    weights, notes = read_fine_tuned(model, model.head)
+    weights, notes = base.read_fine_tuned(model, model.head)
     assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.encoder)
     assert notes == ()
 
@@ -140,7 +134,7 @@ def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note:
     folder = write_bert(tmp_path / name, VOCABULARY if capital else WordPiece(PIECES, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
-    notes = list_casing_doubts(find_model(str(folder)))
+    notes = base.list_casing_doubts(find_model(str(folder)))
     assert len(notes) == (note is not None)
     assert all(line.startswith(f"{folder}: {note}") for line in notes)
 
@@ -159,7 +153,7 @@ def test_the_newest_export_is_taken_where_none_is_named(tmp_path: Path, monkeypa
     write_task(Path("exported/answers"), HEADS["spans"])
     shutil.copytree("build/older", "exported/.newer.tmp")
     for wanted in places:
-        assert (find_newest_export(), find_model().name) == (Path(wanted), wanted)
+        assert (base.find_newest_export(), find_model().name) == (Path(wanted), wanted)
         shutil.rmtree(wanted)
     assert "there is no exported model here" in refusal(find_model)
     Path("empty").mkdir()
@@ -186,7 +180,7 @@ def find_together(folder: Path, name: str | None, world: World) -> None:
 def test_a_fine_tuned_model_is_named_after_its_task_wherever_it_lies(folder: str, name: str) -> None:
     base = BaseSummary("x", False, None, None, 0, [])
     model: Any = SimpleNamespace(summary=lambda: base, folder=Path(folder), head=MNLI, on_hub=False)
-    assert summarize_model(model).name == name
+    assert base.summarize_model(model).name == name
 
 
 def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:
@@ -222,7 +216,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
     model = find_model(str(tmp_path))
-    weights, notes = read_fine_tuned(model, MNLI)
+    weights, notes = base.read_fine_tuned(model, MNLI)
     assert notes == ()
     batch = make_probe(model.shape, VOCABULARY.special)
     ours = compute_logits(model.shape, MNLI, weights, batch)[0]
@@ -235,7 +229,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
 def order_of(head: TaskHead, task: TaskHead = MNLI) -> Any:
     """In which order the task's labels are those of a model with this head, and what is said of it."""
     model: Any = SimpleNamespace(name="a/model", head=head)
-    return find_order(task, model)
+    return base.find_order(task, model)
 
 
 def test_names_that_nobody_has_given_are_taken_in_order() -> None:

@@ -17,24 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.finetuning import (
-    STEPS,
-    TASK,
-    Toy,
-    Tune,
-    fine_tune,
-    kill_at,
-    launch,
-    metrics,
-    outcome,
-    results,
-    slow_steps,
-    stop_at,
-    stop_within_scoring,
-    stop_within_step,
-    write_rows,
-    write_toy,
-)
+from support import finetuning as tuning
+from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, results, write_rows, write_toy
 from support.marks import slow
 from support.processes import ROOT, wait_for
 from support.training import assert_ended, assert_well
@@ -46,15 +30,15 @@ from pretraining.processes.ending import Code
 MICRO = ["--micro_batch", "3"]
 Stops = list[tuple[int, Callable[[], None]]]
 STOPS: Stops = [
-    (2, partial(stop_at, 2)),
-    (3, partial(stop_within_step, 2)),
-    (5, partial(stop_within_scoring, 5, "dev")),
+    (2, partial(tuning.stop_at, 2)),
+    (3, partial(tuning.stop_within_step, 2)),
+    (5, partial(tuning.stop_within_scoring, 5, "dev")),
 ]
-STOPS += [(6, partial(stop_at, 6)), (10, partial(stop_at, STEPS))]
-STOPS += [(10, partial(stop_within_scoring, STEPS, split)) for split in ("dev", "test")]
+STOPS += [(6, partial(tuning.stop_at, 6)), (10, partial(tuning.stop_at, tuning.STEPS))]
+STOPS += [(10, partial(tuning.stop_within_scoring, tuning.STEPS, split)) for split in ("dev", "test")]
 """After which step a run is saved: between two lines of the log, within a step, in every kind of evaluation, and at the
 end before anything is scored."""
-FEW_STOPS: Stops = [(1, partial(stop_within_step, 2))]
+FEW_STOPS: Stops = [(1, partial(tuning.stop_within_step, 2))]
 RUN = Path("toy") / "lr0.003-seed1"
 WAYS = {"fp32": [], "bf16": ["--precision.dtype", "bf16"], "ZeRO 2": ["--parallel.zero", "2"]}
 BEST = ["--patience", "2", "--epochs", "8", "--evaluations", "2"]
@@ -93,7 +77,7 @@ def test_a_stopped_run_is_the_straight_one_bit_for_bit(
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(toy: Toy, straight_toy: dict[str, Any]) -> None:
     for step in (5, 9):
-        run = launch(toy.command("killed", "--checkpoints.every", "2"), fault=partial(kill_at, step))
+        run = launch(toy.command("killed", "--checkpoints.every", "2"), fault=partial(tuning.kill_at, step))
         assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     said = assert_well(fine_tune(toy.command("killed", "--checkpoints.every", "2")))
     assert outcome(toy.folder / "killed") == straight_toy
@@ -115,7 +99,7 @@ def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
     assert told["score"] == max(found)
     assert told["scores"]["dev"]["pearson"] == pytest.approx(correlation_of_predictions(toy), abs=1e-4)
     step = scored[best + 1]["step"]
-    stop(toy, step, partial(stop_at, step), *BEST)
+    stop(toy, step, partial(tuning.stop_at, step), *BEST)
     assert_well(fine_tune(toy.command("stopped", *BEST)))
     assert outcome(toy.folder / "stopped") == wanted
 
@@ -153,17 +137,18 @@ def assert_same_but_rounding(found: dict[str, Any], straight: dict[str, Any]) ->
 def hang_at_once() -> None:
     """A fault: no step ends, and a second Ctrl-C counts however soon it comes."""
     stopping.ECHO_SECONDS = 0.0
-    slow_steps(60.0)
+    tuning.slow_steps(60.0)
 
 
 def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict[str, Any]) -> None:
-    run = launch(toy.command("stopped"), fault=partial(stop_at, 3, signal.SIGINT))
+    run = launch(toy.command("stopped"), fault=partial(tuning.stop_at, 3, signal.SIGINT))
     assert_ended(run, Code.INTERRUPTED, "stopped by Ctrl-C after step 3, and saved")
     assert "press Ctrl-C again to end at once" in run.done()[0].output
     run = launch(toy.command("stopped"), fault=hang_at_once)
-    for event in ("a slow step", "press Ctrl-C"):
-        wait_for(lambda event=event: event in run.done()[0].output)
-        run.signal(signal.SIGINT)
+    wait_for(lambda: "a slow step" in run.done()[0].output)
+    run.signal(signal.SIGINT)
+    wait_for(lambda: "press Ctrl-C" in run.done()[0].output)
+    run.signal(signal.SIGINT)
     assert_ended(run, Code.INTERRUPTED, "interrupted; the same command continues from the last checkpoint")
     assert_well(fine_tune(toy.command("stopped")))
     assert outcome(toy.folder / "stopped") == straight_toy
@@ -199,11 +184,11 @@ def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Pat
     toy = write_toy(tmp_path / "toy")
     out, later = (toy.folder / name / "toy" for name in ("out", "later"))
     command = toy.command("out", "--epochs", 0.4)
-    (toy.data / "toy.toml").write_text(TASK.replace('test = "test.tsv"\n', ""))
+    (toy.data / "toy.toml").write_text(tuning.TASK.replace('test = "test.tsv"\n', ""))
     assert "not answered" not in tune(command)
     left = out / "lr0.003-seed1" / "checkpoints" / "step-1"
     left.mkdir(parents=True)  # as after a kill
-    (toy.data / "toy.toml").write_text(TASK)
+    (toy.data / "toy.toml").write_text(tuning.TASK)
     told = "toy: test is new or has changed since the best run, which has not answered it: give --evaluate --model"
     assert told in tune(command)
     assert not left.parent.exists()

@@ -22,18 +22,8 @@ from data_prep.common.files import read_json, write_json
 from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.results import BEGUN, MODEL, RESULTS, Begun, RunResult
+from finetuning.running import search
 from finetuning.running.batches import RULE
-from finetuning.running.search import (
-    find_best,
-    identify_data,
-    list_differences,
-    list_run_settings,
-    list_runs,
-    read_results,
-    remove_worse_models,
-    require_same,
-    select_deciding_settings,
-)
 from finetuning.session.report import replace_folder
 from finetuning.settings import FineTuning
 from finetuning.tasks.glue import open_glue
@@ -52,21 +42,25 @@ NESTED: st.SearchStrategy[Any] = st.recursive(
 def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> None:
     """A run keeps its name when learning rates and seeds join, so that what is done stays done."""
     alone = FineTuning(learning_rate=1e-4, seed=7)
-    assert list_run_settings(alone) == {"lr0.0001-seed7": alone}
-    runs = list_run_settings(FineTuning.model_validate({"seed": 3, "search": GRID}))
+    assert search.list_run_settings(alone) == {"lr0.0001-seed7": alone}
+    runs = search.list_run_settings(FineTuning.model_validate({"seed": 3, "search": GRID}))
     assert [own.seed for own in runs.values()] == [3] * 8 + [4] * 8
     assert next(iter(runs)) == "lr5e-05-batch16-epochs2-seed3"
     found = {(own.learning_rate, own.batch, own.epochs) for own in [*runs.values()][:8]}
     assert found == {(rate, batch, epochs) for rate in (5e-5, 3e-5) for batch in (16, 32) for epochs in (2, 3.5)}
-    few = list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
-    more = list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
-    assert all(select_deciding_settings(more[name]) == select_deciding_settings(own) for name, own in few.items())
+    few = search.list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [5e-5]}}))
+    more = search.list_run_settings(FineTuning.model_validate({"search": {"learning_rates": [1e-4, 5e-5], "seeds": 3}}))
+    assert all(
+        search.select_deciding_settings(more[name]) == search.select_deciding_settings(own) for name, own in few.items()
+    )
 
 
 def begun(model: str = "mini", more: dict[str, Any] | None = None, **settings: Any) -> Begun:
     """What a run with these settings depends on."""
     settings = {"learning_rate": 1e-4, **settings}
-    found = Begun(settings=select_deciding_settings(FineTuning.model_validate(settings)), model={"checksum": model})
+    found = Begun(
+        settings=search.select_deciding_settings(FineTuning.model_validate(settings)), model={"checksum": model}
+    )
     return found.model_copy(update=more or {})
 
 
@@ -97,46 +91,46 @@ CHANGED = {"data": ALL["data"] | {"test": "3 rows"}}
 def test_what_changes_the_outcome_may_not_change_on_the_way(
     name: str, before: Begun, now: Begun, said: str, tmp_path: Path
 ) -> None:
-    """Runs that are compared differ in what is searched alone. A run does not go on with batches of another rule; those of
-    runs of before had no name yet. Splits may be added; a run that only scores a model also names its test split."""
-    require_same(tmp_path, {"one": now})  # nothing was begun
+    """Runs that are compared differ in what is searched alone. A run does not go on with batches of another rule; those
+    of runs of before had no name yet. Splits may be added; a run that only scores a model also names its test split."""
+    search.require_same(tmp_path, {"one": now})  # nothing was begun
     before.write(tmp_path / "one" / BEGUN)
     if said:
-        assert said in refusal(require_same, tmp_path, {name: now})
+        assert said in refusal(search.require_same, tmp_path, {name: now})
     else:
-        require_same(tmp_path, {name: now})
+        search.require_same(tmp_path, {name: now})
 
 
 def test_a_run_keeps_its_name_when_more_is_searched(shared_toy: Toy, tmp_path: Path) -> None:
     task = open_own(shared_toy.data / "toy.toml", Setup(Cutter(read_vocabulary(shared_toy.model)), FineTuning()))
-    [alone] = list_runs(task, FineTuning(batch=16), tmp_path, {}, trains=True)
+    [alone] = search.list_runs(task, FineTuning(batch=16), tmp_path, {}, trains=True)
     alone.begun.write(alone.folder / BEGUN)
     searched = FineTuning.model_validate({"search": {"batches": [8, 16]}})
-    names = [run.name for run in list_runs(task, searched, tmp_path, {}, trains=True)]
+    names = [run.name for run in search.list_runs(task, searched, tmp_path, {}, trains=True)]
     assert names == ["lr3e-05-batch8-seed1", alone.name]
-    for run in list_runs(task, searched, tmp_path, {}, trains=True):
+    for run in search.list_runs(task, searched, tmp_path, {}, trains=True):
         run.begun.write(run.folder / BEGUN)
-    [fewer] = list_runs(task, FineTuning(batch=8), tmp_path, {}, trains=True)
+    [fewer] = search.list_runs(task, FineTuning(batch=8), tmp_path, {}, trains=True)
     assert fewer.name == names[0]
 
 
 def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> None:
     settings = {name: value for name, value in begun().settings.items() if name != "language_loss"}
     begun(more={"settings": settings}).write(tmp_path / "one" / BEGUN)
-    require_same(tmp_path, {"one": begun()})
-    assert "language_loss: 0.0 -> 0.5" in refusal(require_same, tmp_path, {"one": begun(language_loss=0.5)})
+    search.require_same(tmp_path, {"one": begun()})
+    assert "language_loss: 0.0 -> 0.5" in refusal(search.require_same, tmp_path, {"one": begun(language_loss=0.5)})
 
 
 @settings(max_examples=40)
 @given(NESTED, NESTED)
 def test_differences_are_there_where_something_differs(before: Any, now: Any) -> None:
-    assert bool(list_differences({"x": before}, {"x": now})) == (before != now)
+    assert bool(search.list_differences({"x": before}, {"x": now})) == (before != now)
 
 
 def test_differences_name_what_came_and_what_went() -> None:
-    found = list_differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True})
+    found = search.list_differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True})
     assert found == ["a.b: 1 -> 2", "a.d: none -> x", "c: False -> True"]
-    assert list_differences({"a": 1}, {}) == ["a: 1 -> none"]
+    assert search.list_differences({"a": 1}, {}) == ["a: 1 -> none"]
 
 
 def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Path) -> None:
@@ -144,10 +138,10 @@ def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Pat
         (tmp_path / name / MODEL).mkdir(parents=True)
         write_json(tmp_path / name / RESULTS, {"score": score})
     (tmp_path / "at work" / MODEL).mkdir(parents=True)
-    assert find_best(read_results(tmp_path)) == "b"
-    remove_worse_models(tmp_path)
+    assert search.find_best(search.read_results(tmp_path)) == "b"
+    search.remove_worse_models(tmp_path)
     assert sorted(path.parent.name for path in tmp_path.glob(f"*/{MODEL}")) == ["at work", "b"]
-    assert find_best({"d": RunResult(score=None)}) is None
+    assert search.find_best({"d": RunResult(score=None)}) is None
 
 
 def test_a_folder_takes_the_place_of_another_also_after_a_kill(tmp_path: Path) -> None:
@@ -214,9 +208,9 @@ def test_other_data_are_known_without_a_cut(tmp_path: Path, monkeypatch: pytest.
     refuse = Mock(side_effect=AssertionError("cut before the first step"))
     monkeypatch.setattr(Cutter, "cut_texts", refuse)
     monkeypatch.setattr(Cutter, "cut_with_offsets", refuse)
-    first = identify_data(open_task(tmp_path / "a", "good", "1"))
-    assert identify_data(open_task(tmp_path / "b", "good", "1")) == first
-    other_text = identify_data(open_task(tmp_path / "c", "goods", "1"))
+    first = search.identify_data(open_task(tmp_path / "a", "good", "1"))
+    assert search.identify_data(open_task(tmp_path / "b", "good", "1")) == first
+    other_text = search.identify_data(open_task(tmp_path / "c", "goods", "1"))
     assert other_text["train"] != first["train"]
     assert other_text["dev"] == first["dev"]
-    assert identify_data(open_task(tmp_path / "d", "good", "0"))["train"] != first["train"]
+    assert search.identify_data(open_task(tmp_path / "d", "good", "0"))["train"] != first["train"]

@@ -13,22 +13,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from support import finetuning as tuning
 from support.base_models import write_bert
 from support.commands import refusal
-from support.finetuning import (
-    WORDS,
-    Toy,
-    Tune,
-    fine_tune,
-    launch,
-    metrics,
-    outcome,
-    results,
-    sentences,
-    stop_at,
-    write_rows,
-    write_toy,
-)
+from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, results, write_rows, write_toy
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
@@ -73,7 +61,7 @@ def assert_continues_and_answers(toy: Toy, name: str, *flags: str) -> tuple[Path
     lies, and what it said."""
     straight, stopped, two = (toy.folder / f"{name}-{kind}" for kind in ("straight", "stopped", "two"))
     first, to_stop = launch(toy.command(straight, *flags)), toy.command(stopped, *flags)
-    halted, of_two = launch(to_stop, fault=partial(stop_at, 4)), launch(toy.command(two, *flags), ranks=2)
+    halted, of_two = launch(to_stop, fault=partial(tuning.stop_at, 4)), launch(toy.command(two, *flags), ranks=2)
     said = assert_well(first.wait())
     assert_ended(halted, 75, "after step 4, and saved")
     assert_well(of_two.wait())
@@ -145,7 +133,7 @@ def test_runs_one_after_another_share_what_is_kept(toy: Toy) -> None:
 # Numbers on a scale of their own
 
 
-YEARS = {word: year for kind, year in (("good", 1912), ("bad", 1776)) for word in WORDS[kind]}
+YEARS = {word: year for kind, year in (("good", 1912), ("bad", 1776)) for word in tuning.WORDS[kind]}
 
 
 def write_years(folder: Path) -> Toy:
@@ -153,7 +141,7 @@ def write_years(folder: Path) -> Toy:
     toy, draw = write_toy(folder), random.Random(2)
     (folder / "toy.toml").write_text((folder / "toy.toml").read_text().replace("classes", "score"))
     for name, count in (("train", 160), ("dev", 24)):
-        texts = [text for text, _ in sentences(draw, count)]
+        texts = [text for text, _ in tuning.sentences(draw, count)]
         years = [next(YEARS[word] for word in text.split() if word in YEARS) + draw.randint(-9, 9) for text in texts]
         write_rows(folder / f"{name}.tsv", zip(texts, map(str, years), strict=True))
     return toy

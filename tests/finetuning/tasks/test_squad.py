@@ -15,17 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import refusal
 from support.marks import slow
-from support.tasks import (
-    CUTTER,
-    VOCABULARY,
-    article,
-    encode,
-    item,
-    questions,
-    random_outputs,
-    write_questions,
-    write_squad,
-)
+from support.tasks import CUTTER, VOCABULARY, article, encode, item, random_outputs, write_questions, write_squad
 from transformers import BertTokenizerFast  # type: ignore[attr-defined, unused-ignore]
 
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
@@ -35,7 +25,7 @@ from finetuning.inputs import Cutter, Ragged
 from finetuning.settings import FineTuning, Spans
 from finetuning.tasks.spans import TextWindows, find_answers, find_pieces
 from finetuning.tasks.squad import Lessons, SquadTask, hold_out, open_squad
-from finetuning.tasks.squad_rules import Version, read_squad
+from finetuning.tasks.squad_rules import Question, Version, read_squad
 from finetuning.tasks.task import Setup
 
 QUESTION = 3
@@ -58,6 +48,10 @@ def labels(items: Any) -> list[list[int]]:
 def open_task(folder: Path, items: list[dict[str, Any]], version: Version = "1.1", context: str = TEXT) -> SquadTask:
     path = write_questions(folder / "d.json", items, context)
     return open_squad(version, path, path, SETUP)
+
+
+def ask(folder: Path, items: list[dict[str, Any]], context: str = TEXT) -> list[Question]:
+    return read_squad(write_questions(folder / "asked.json", items, context))[1]
 
 
 def cut_back(lessons: Lessons, row: int, span: Sequence[int]) -> str:
@@ -85,7 +79,7 @@ def test_labels_give_the_answer_back_in_the_windows_that_hold_it(
     answer = "".join(word + gap for word, gap in words[first:last]) + words[last][0]
     one = item("a", "q", [answer])
     one["answers"][0]["answer_start"] = start
-    lessons = Lessons(questions(tmp_path_factory.mktemp("squad"), [one], context), CUTTER, SHAPE)
+    lessons = Lessons(ask(tmp_path_factory.mktemp("squad"), [one], context), CUTTER, SHAPE)
     before, inside = (len(CUTTER.cut_texts([text]).values) for text in (context[:start], answer))
     for number, label in enumerate(labels(lessons)):
         holds = lessons.places.begins[number] <= before and before + inside <= lessons.places.ends[number]
@@ -96,7 +90,7 @@ def test_labels_give_the_answer_back_in_the_windows_that_hold_it(
 
 def test_an_answer_within_a_piece_is_labelled_with_the_whole_piece(tmp_path: Path) -> None:
     whole = Cutter(WordPiece((*VOCABULARY.pieces, "house"), cased=False))
-    lessons = Lessons(questions(tmp_path, [item("a", "q", ["ouse b"])], "a house b"), whole, SHAPE)
+    lessons = Lessons(ask(tmp_path, [item("a", "q", ["ouse b"])], "a house b"), whole, SHAPE)
     assert labels(lessons) == [[4, 5]]  # [CLS] q [SEP] a house b
     assert cut_back(lessons, 0, [4, 5]) == "house b"
 
@@ -124,7 +118,7 @@ def test_answers_that_are_not_at_their_offset_are_left_out(tmp_path: Path) -> No
     place = f"{tmp_path}/d.json: data[0].paragraphs[0].qas[0]: 'z' (a)"
     assert task.notes[1].startswith(f"5 of 6 answers are not at their offset, first {place}; ")
     assert task.notes[1].endswith("; these questions are left out of training")
-    assert labels(task.train) == labels(Lessons(questions(tmp_path, items[5:], TEXT), CUTTER, SHAPE))
+    assert labels(task.train) == labels(Lessons(ask(tmp_path, items[5:]), CUTTER, SHAPE))
     assert "nothing is left to learn from" in refusal(open_task, tmp_path, items[:5])
 
 

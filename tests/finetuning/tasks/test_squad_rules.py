@@ -14,19 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import assert_refusal, refusal
-from support.tasks import article, item, questions, write_questions
+from support.tasks import article, item, write_questions
 
 from finetuning import evaluate_squad
-from finetuning.tasks.squad_rules import (
-    Question,
-    evaluate_1,
-    evaluate_2,
-    exact_match,
-    normalize_answer,
-    read_by_id,
-    read_squad,
-    token_f1,
-)
+from finetuning.tasks import squad_rules
+from finetuning.tasks.squad_rules import read_squad
 
 
 def plain_normalise(text: str) -> str:
@@ -52,12 +44,12 @@ def plain_normalise(text: str) -> str:
     ],
 )
 def test_what_is_compared_of_an_answer(text: str, kept: str) -> None:
-    assert normalize_answer(text) == kept
+    assert squad_rules.normalize_answer(text) == kept
 
 
 @given(st.lists(st.sampled_from(["the", "a", "an", "An", "cat", "été", "-", "’", " ", "\u00a0", ".", "x1", "_", "İ"])))
 def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
-    assert normalize_answer("".join(parts)) == plain_normalise("".join(parts))
+    assert squad_rules.normalize_answer("".join(parts)) == plain_normalise("".join(parts))
 
 
 @pytest.mark.parametrize(
@@ -74,19 +66,23 @@ def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
 )
 def test_exact_match_and_f1(gold: str, said: str, exact: int, f1: float, f1_of_2: float) -> None:
     for one, other in ((gold, said), (said, gold)):
-        assert exact_match(one, other) == exact
-        assert token_f1("1.1", one, other) == pytest.approx(f1, abs=1e-15)
-        assert token_f1("2.0", one, other) == pytest.approx(f1_of_2, abs=1e-15)
+        assert squad_rules.exact_match(one, other) == exact
+        assert squad_rules.token_f1("1.1", one, other) == pytest.approx(f1, abs=1e-15)
+        assert squad_rules.token_f1("2.0", one, other) == pytest.approx(f1_of_2, abs=1e-15)
+
+
+def ask(folder: Path, items: list[dict[str, Any]]) -> list[squad_rules.Question]:
+    return read_squad(write_questions(folder / "asked.json", items))[1]
 
 
 def test_version_1_takes_the_best_gold_and_counts_what_is_missing(tmp_path: Path) -> None:
-    asked = questions(tmp_path, [item("a", "x", ["red house", "a house"]), item("b", "x", ["red"])])
-    assert evaluate_1(asked, {"a": "the house", "unknown": "red"}) == {"exact_match": 50.0, "f1": 50.0}
-    assert evaluate_1(asked, {"a": "green house", "b": ""})["f1"] == pytest.approx(100 * (2 / 3) / 2)
+    asked = ask(tmp_path, [item("a", "x", ["red house", "a house"]), item("b", "x", ["red"])])
+    assert squad_rules.evaluate_1(asked, {"a": "the house", "unknown": "red"}) == {"exact_match": 50.0, "f1": 50.0}
+    assert squad_rules.evaluate_1(asked, {"a": "green house", "b": ""})["f1"] == pytest.approx(100 * (2 / 3) / 2)
 
 
 def plain_figures(
-    asked: list[Question], said: Mapping[str, str], odds: Mapping[str, float] | None, limit: float
+    asked: list[squad_rules.Question], said: Mapping[str, str], odds: Mapping[str, float] | None, limit: float
 ) -> dict[str, float]:
     """A second statement of the official script of 2.0, by the letter of its rules."""
     raw: dict[str, dict[str, float]] = {"exact": {}, "f1": {}}
@@ -132,13 +128,13 @@ def test_version_2_gives_the_figures_of_a_second_statement(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     golds = data.draw(st.lists(st.lists(ANSWERS, max_size=3), min_size=1, max_size=8))
-    asked = questions(tmp_path_factory.mktemp("squad"), [item(str(i), "x", each, True) for i, each in enumerate(golds)])
+    asked = ask(tmp_path_factory.mktemp("squad"), [item(str(i), "x", each, True) for i, each in enumerate(golds)])
     said = {question.id: data.draw(ANSWERS) for question in asked}
     odds = {question.id: data.draw(st.sampled_from([-2.5, -1.0, 0.0, 0.5, 3.0])) for question in asked}
     odds |= data.draw(st.sampled_from([{}, {"unknown": 0.1}]))
     limit = data.draw(st.sampled_from([-1.0, 0.0, 1.0]))
-    assert evaluate_2(asked, said) == pytest.approx(plain_figures(asked, said, None, limit))
-    assert evaluate_2(asked, said, odds, limit) == pytest.approx(plain_figures(asked, said, odds, limit))
+    assert squad_rules.evaluate_2(asked, said) == pytest.approx(plain_figures(asked, said, None, limit))
+    assert squad_rules.evaluate_2(asked, said, odds, limit) == pytest.approx(plain_figures(asked, said, odds, limit))
 
 
 # Files
@@ -230,10 +226,10 @@ def test_predictions_and_odds_that_are_none_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     for content in ('["a"]', '{"a": 1}', '{"a": null}', "no"):
         path.write_text(content)
-        assert "p.json: " in refusal(read_by_id, path, str, "answers")
+        assert "p.json: " in refusal(squad_rules.read_by_id, path, str, "answers")
     for content in ('{"a": "1"}', '{"a": true}', '{"a": NaN}'):
         path.write_text(content)
-        assert_refusal(r"p\.json: 'a': .* stands where odds are expected", read_by_id, path, float, "odds")
+        assert_refusal(r"p\.json: 'a': .* stands where odds are expected", squad_rules.read_by_id, path, float, "odds")
 
 
 # evaluate_squad.py as a user types it
