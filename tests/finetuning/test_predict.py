@@ -133,14 +133,11 @@ def copied(folder: Path, target: Path, **task: Any) -> Path:
 
 
 def test_task_json_says_how_text_is_laid_out(folders: dict[Kind, Path], tmp_path: Path) -> None:
-    folder = copied(folders["classes"], tmp_path / "pairs", length=9, fields=["premise", "claim"])
-    model = load(folder)
+    """That of SWAG as in training."""
+    model = load(copied(folders["classes"], tmp_path / "pairs", length=9, fields=["premise", "claim"]))
     row = {"claim": "word3 word4 word5 b", "premise": "a b c d e f g", "id": 7}
     assert model([row]) == model([("a b c d e f g", "word3 word4 word5 b")])
     assert model([row]) == load(folders["classes"])([("a b c", "word3 word4 word5")])
-
-
-def test_swag_is_laid_out_as_in_training(folders: dict[Kind, Path], tmp_path: Path) -> None:
     fields = ["sent1", "sent2", "ending0", "ending1"]
     model = load(copied(folders["choice"], tmp_path / "swag", length=40, fields=fields))
     [answer] = model([["a b c", "word1", "word2 d", "word3"]])
@@ -183,14 +180,10 @@ def test_long_texts_are_read_to_their_ends(folders: dict[Kind, Path], monkeypatc
 
 
 def test_entities_of_tags(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(folders["tags"])
-    logits = np.eye(3)[[0, 1, 2, 1]]
-    monkeypatch.setattr(FineTuned, "logits", lambda *_: Ragged(logits, np.array([4])))
-    [answer] = model(["to New York London"])
-    assert answer["entities"] == [
-        {"type": "X", "text": "New York", "first": 1, "last": 2},
-        {"type": "X", "text": "London", "first": 3, "last": 3},
-    ]
+    monkeypatch.setattr(FineTuned, "logits", lambda *_: Ragged(np.eye(3)[[0, 1, 2, 1]], np.array([4])))
+    [answer] = load(folders["tags"])(["to New York London"])
+    assert [[*each.values()] for each in answer["entities"]] == [["X", "New York", 1, 2], ["X", "London", 3, 3]]
+    assert [*answer["entities"][0]] == ["type", "text", "first", "last"]
 
 
 def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +198,7 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
 
     monkeypatch.setattr(predict, "ROWS", 3)
     monkeypatch.setattr(Path, "open", lambda *_: Stream("".join(f"{text}\n" for text in texts).encode()))
-    answers = []
+    answers: list[Any] = []
     for part in predict.answer_file(model, Path("some.txt"), predict.Predict(Path("model"))):
         answers += part
         assert len(read) <= len(answers) + 1
@@ -261,9 +254,7 @@ def test_fewer_bits_say_nearly_the_same(dtype: str, folders: dict[Kind, Path], a
 @pytest.mark.slow
 def test_a_closed_pipe_ends_it_without_a_word(folders: dict[Kind, Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a fine film\n" * 20_000)
-    process = start([*ENTRY, str(folders["score"]), str(tmp_path / "a.txt")])
-    assert process.stdout is not None
-    assert process.stderr is not None
+    process: Any = start([*ENTRY, str(folders["score"]), str(tmp_path / "a.txt")])
     assert json.loads(process.stdout.readline())
     process.stdout.close()
     assert (process.stderr.read(), process.wait()) == ("", -signal.SIGPIPE)

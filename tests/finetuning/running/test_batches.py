@@ -36,7 +36,7 @@ from pretraining.model.batch import CPU
 from pretraining.processes.context import Context
 from pretraining.scoring.sentences import SentenceCutter
 
-few = hypothesis.settings(max_examples=15)
+few = hypothesis.settings(max_examples=20)
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def test_evaluation_has_every_item_and_ranks_meet_as_often(count: int, ranks: in
     assert {int(number) for own in batches for numbers, _ in own for number in numbers} == set(range(count))
 
 
+@few
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=40))
 def test_batches_for_evaluation_are_bounded(lengths: list[int]) -> None:
     batches = split_by_pieces(np.arange(len(lengths)), np.array(lengths))
@@ -200,6 +201,7 @@ def test_what_takes_too_much_on_a_machine_is_computed_again(context: Context) ->
 # Rows of different lengths
 
 
+@few
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=1, max_size=6), st.data())
 def test_stretches_of_rows_in_any_order(rows: list[list[int]], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1)))

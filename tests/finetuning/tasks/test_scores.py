@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.tasks import rows, saying
 
@@ -51,6 +51,7 @@ def ranks(values: Array) -> Array:
 BINARY = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=30).map(np.array)
 
 
+@settings(max_examples=40)
 @given(BINARY)
 def test_figures_of_two_classes_are_the_plain_ones(pairs: Array) -> None:
     labels, predictions = pairs.T
@@ -61,6 +62,7 @@ def test_figures_of_two_classes_are_the_plain_ones(pairs: Array) -> None:
     assert scores.matthews(labels, predictions) == pytest.approx(plain_matthews(labels, predictions))
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 2**32 - 1))
 def test_correlations_are_the_plain_ones(seed: int) -> None:
     draw = np.random.default_rng(seed)

@@ -18,10 +18,15 @@ from finetuning.run_glue import SUBMISSION, RunGlue
 from finetuning.tasks.glue import TASKS, TEST_ROWS, name_leaderboard_file, write_submission
 
 
-@pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """Folders of tasks with as many answers as the leaderboard wants; the largest test split is a small one."""
+@pytest.fixture(autouse=True)
+def _few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The largest test split is a small one, which makes no difference."""
     monkeypatch.setitem(TEST_ROWS, ("qqp", "test"), 390)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Folders of tasks with as many answers as the leaderboard wants."""
     write_answers(tmp_path)
     return [tmp_path / name for name in TASKS]
 
