@@ -1,4 +1,4 @@
-"""Grids of fine-tuning runs: side by side, killed, under launchers, on full disks; and what a command refuses."""
+"""Grids of fine-tuning runs: side by side, killed, on full disks; and what a command refuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 from support.base_models import write_bert
 from support.commands import has_ended, wait_for
 from support.finetuning import Toy, Tune, fine_tune, kill_at, launch, outcome, results, slow_steps
-from support.processes import ROOT, run_launcher
+from support.processes import ROOT
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
@@ -220,17 +220,7 @@ def test_a_command_does_what_a_killed_worker_had_begun_and_workers_end_with_thei
     assert outcome(toy.folder / "out") == long_grid
 
 
-# Launchers and disks.
-
-
-@pytest.mark.slow
-def test_mpirun(toy: Toy, straight_toy: dict[str, Any]) -> None:
-    """torchrun is in docs/finetuning.md, whose commands are typed by tests/test_pages.py."""
-    words = f"mpirun --allow-run-as-root --oversubscribe -n 2 {sys.executable} {ENTRY}"
-    done = run_launcher([*words.split(), *toy.command("ranks")], ENVIRONMENT, toy.folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert results(toy.folder / "ranks")["scores"] == straight_toy["toy/results.json"]["scores"]
-    assert results(toy.folder / "ranks")["runs"]["lr0.003-seed1"]["ranks"] == 2
+# Disks.
 
 
 @pytest.mark.slow

@@ -178,8 +178,8 @@ def find_together(folder: Path, name: str | None, world: World) -> None:
     ],
 )
 def test_a_fine_tuned_model_is_named_after_its_task_wherever_it_lies(folder: str, name: str) -> None:
-    base = BaseSummary("x", False, None, None, 0, [])
-    model: Any = SimpleNamespace(summary=lambda: base, folder=Path(folder), head=MNLI, on_hub=False)
+    own = BaseSummary("x", False, None, None, 0, [])
+    model: Any = SimpleNamespace(summary=lambda: own, folder=Path(folder), head=MNLI, on_hub=False)
     assert base.summarize_model(model).name == name
 
 
