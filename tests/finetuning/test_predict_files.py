@@ -29,18 +29,18 @@ from pretraining.architectures.weights import Kind
 pytest_plugins = ["support.fine_tuned_models"]
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("a.txt", "\ufeffa b\r\nc\r\n"),
-        ("a.txt", "a b\nc"),
-        ("a.tsv", "id\ttext\n1\ta b\n2\tc\n"),
-        ("a.csv", '\ufeffid,text\r\n"1,\r\n2",a b\r\n\r\n2,c\r\n'),
-        ("A.CSV", "text\na b\nc\n"),
-        ("a.csv", 'text;id\n"a b";"1,\r\n2"\nc;2\n'),
-        ("a.jsonl", '{"text": "a b"}\n{"text": "c", "more": 1}\n'),
-    ],
-)
+FORMS = [
+    ("a.txt", "\ufeffa b\r\nc\r\n"),
+    ("a.txt", "a b\nc"),
+    ("a.tsv", "id\ttext\n1\ta b\n2\tc\n"),
+    ("a.csv", '\ufeffid,text\r\n"1,\r\n2",a b\r\n\r\n2,c\r\n'),
+    ("A.CSV", "text\na b\nc\n"),
+    ("a.csv", 'text;id\n"a b";"1,\r\n2"\nc;2\n'),
+    ("a.jsonl", '{"text": "a b"}\n{"text": "c", "more": 1}\n'),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), FORMS)
 def test_files_of_every_form(name: str, content: str, folders: dict[Kind, Path], ask: Ask, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content.encode())
     assert read(ask("score", tmp_path / name)) == load(folders["score"])(["a b", "c"])
@@ -106,28 +106,28 @@ def test_a_class_that_is_called_as_a_column_has_one_of_its_own() -> None:
     assert found == {"note": "", "tokens": "a b", "label": "1"}
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "content", "message"),
-    [
-        ("classes", "a.jsonl", '{"text": "a"}\n{"txt": "b"}\n', "a.jsonl:2: no field 'text'; there is: txt"),
-        ("classes", "a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not a JSON object"),
-        ("classes", "a.jsonl", '["a"]\n', "a.jsonl:1: a JSON list"),
-        ("classes", "a.jsonl", '{"text": 1}\n', "a.jsonl:1: 'text' should be a text"),
-        ("classes", "a.tsv", "review\nb\nc\n", "a.tsv:1: no field 'text'; there is: review"),
-        ("classes", "a.tsv", "a\tb\tc\n", "a.tsv:1: no field 'text'; there is: a, b, c"),
-        ("classes", "a.tsv", "id\ttext\n1\n", "a.tsv:2: columns: 1; the first line names 2"),
-        ("classes", "a.csv", "id,review\n1,a\n", "a.csv:1: no field 'text'; there is: id, review"),
-        ("classes", "a.csv", 'id,text\n1,"a\nb"\n2\n', "a.csv:4: columns: 1; the first line names 2"),
-        ("classes", "a.csv", 'id,text\n1,"a\n', "a.csv:2: not a row of CSV"),
-        ("classes", "a.csv", "text,id,text\na,1,b\n", "a.csv:1: two columns have the name 'text'"),
-        ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
-        ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: texts: 1; there should be 2: question, context"),
-        ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
-        ("classes", "a.txt", "a\na\tb\n", "a.txt:2: a line with a tab, and the model does not say"),
-        ("classes", "a.txt", "a\nM\udcfcnchen\n", "a.txt:2: not UTF-8"),
-        ("classes", "a.txt", "\udc89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.txt: an image"),
-    ],
-)
+FAULTS = [
+    ("classes", "a.jsonl", '{"text": "a"}\n{"txt": "b"}\n', "a.jsonl:2: no field 'text'; there is: txt"),
+    ("classes", "a.jsonl", '{"text": "a"}\nb\n', "a.jsonl:2: not a JSON object"),
+    ("classes", "a.jsonl", '["a"]\n', "a.jsonl:1: a JSON list"),
+    ("classes", "a.jsonl", '{"text": 1}\n', "a.jsonl:1: 'text' should be a text"),
+    ("classes", "a.tsv", "review\nb\nc\n", "a.tsv:1: no field 'text'; there is: review"),
+    ("classes", "a.tsv", "a\tb\tc\n", "a.tsv:1: no field 'text'; there is: a, b, c"),
+    ("classes", "a.tsv", "id\ttext\n1\n", "a.tsv:2: columns: 1; the first line names 2"),
+    ("classes", "a.csv", "id,review\n1,a\n", "a.csv:1: no field 'text'; there is: id, review"),
+    ("classes", "a.csv", 'id,text\n1,"a\nb"\n2\n', "a.csv:4: columns: 1; the first line names 2"),
+    ("classes", "a.csv", 'id,text\n1,"a\n', "a.csv:2: not a row of CSV"),
+    ("classes", "a.csv", "text,id,text\na,1,b\n", "a.csv:1: two columns have the name 'text'"),
+    ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
+    ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: texts: 1; there should be 2: question, context"),
+    ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
+    ("classes", "a.txt", "a\na\tb\n", "a.txt:2: a line with a tab, and the model does not say"),
+    ("classes", "a.txt", "a\nM\udcfcnchen\n", "a.txt:2: not UTF-8"),
+    ("classes", "a.txt", "\udc89PNG\r\n\x1a\n\0\0\0\rIHDR", "a.txt: an image"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "content", "message"), FAULTS)
 def test_faults_name_their_line(kind: Kind, name: str, content: str, message: str, ask: Ask, tmp_path: Path) -> None:
     """And write nothing into a file."""
     (tmp_path / name).write_bytes(content.encode(errors="surrogateescape"))

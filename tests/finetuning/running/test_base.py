@@ -120,16 +120,16 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     assert "101 pieces, but the model has only 99" in refusal(find_model, str(bert))
 
 
-@pytest.mark.parametrize(
-    ("name", "capital", "cased", "note"),
-    [
-        ("bert-base-cased", True, True, None),
-        ("bert-base-uncased", False, False, None),
-        ("bert", False, False, None),
-        ("bert", False, True, "text is not put into lower case, and the pieces suggest otherwise"),
-        ("bert", True, False, "text is put into lower case, and the pieces suggest otherwise"),
-    ],
-)
+CASINGS = [
+    ("bert-base-cased", True, True, None),
+    ("bert-base-uncased", False, False, None),
+    ("bert", False, False, None),
+    ("bert", False, True, "text is not put into lower case, and the pieces suggest otherwise"),
+    ("bert", True, False, "text is put into lower case, and the pieces suggest otherwise"),
+]
+
+
+@pytest.mark.parametrize(("name", "capital", "cased", "note"), CASINGS)
 def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note: str | None, tmp_path: Path) -> None:
     folder = write_bert(tmp_path / name, VOCABULARY if capital else WordPiece(PIECES, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -168,15 +168,15 @@ def find_together(folder: Path, name: str | None, world: World) -> None:
     sys.stdout.write(f"{world.rank} {model.name} {len(model.encoder)} {model.summary().hub_model}\n")
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("/runs/mini/glue/sst2/model", "mini-sst2"),
-        ("runs/seeds/sst2/model", "seeds-sst2"),
-        ("/data/sst2/model", "data-sst2"),
-        ("/model", "x"),
-    ],
-)
+FOLDERS = [
+    ("/runs/mini/glue/sst2/model", "mini-sst2"),
+    ("runs/seeds/sst2/model", "seeds-sst2"),
+    ("/data/sst2/model", "data-sst2"),
+    ("/model", "x"),
+]
+
+
+@pytest.mark.parametrize(("folder", "name"), FOLDERS)
 def test_a_fine_tuned_model_is_named_after_its_task_wherever_it_lies(folder: str, name: str) -> None:
     own = BaseSummary("x", False, None, None, 0, [])
     model: Any = SimpleNamespace(summary=lambda: own, folder=Path(folder), head=MNLI, on_hub=False)
@@ -240,14 +240,14 @@ def test_names_that_nobody_has_given_are_taken_in_order() -> None:
     assert [order_of(HEADS[kind], HEADS[kind]) for kind in ("score", "choice", "spans")] == [(None, ())] * 3
 
 
-@pytest.mark.parametrize(
-    ("has", "message"),
-    [
-        (replace(MNLI, labels=("no", "entailment", "neutral")), "labels no, entailment, neutral, the task has contrad"),
-        (replace(MNLI, labels=("LABEL_0", "LABEL_1")), "a/model has the labels LABEL_0, LABEL_1, the task has contrad"),
-        (replace(MNLI, labels=MNLI.labels[:2]), "only those of the same names can be used"),
-        (HEADS["tags"], "was fine-tuned for tags, but this task asks for classes"),
-    ],
-)
+OTHER_HEADS = [
+    (replace(MNLI, labels=("no", "entailment", "neutral")), "labels no, entailment, neutral, the task has contrad"),
+    (replace(MNLI, labels=("LABEL_0", "LABEL_1")), "a/model has the labels LABEL_0, LABEL_1, the task has contrad"),
+    (replace(MNLI, labels=MNLI.labels[:2]), "only those of the same names can be used"),
+    (HEADS["tags"], "was fine-tuned for tags, but this task asks for classes"),
+]
+
+
+@pytest.mark.parametrize(("has", "message"), OTHER_HEADS)
 def test_other_labels_are_refused(has: TaskHead, message: str) -> None:
     assert message in refusal(order_of, has)

@@ -70,24 +70,24 @@ FEW, ALL = ({"data": dict.fromkeys(splits, "2 rows")} for splits in (("train", "
 CHANGED = {"data": ALL["data"] | {"test": "3 rows"}}
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "now", "said"),
-    [
-        ("one", begun(), begun(**OTHERS), ""),
-        (
-            "one",
-            begun(),
-            begun(epochs=5.0, patience=2),
-            "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n",
-        ),
-        ("two", begun(seed=1), begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0), ""),
-        ("two", begun(seed=1), begun(length=64), "length: 128 -> 64"),
-        ("two", begun(seed=1), begun("base"), "checksum: mini -> base"),
-        ("one", begun(), begun(more={"batches": RULE}), "batches: none -> stretches"),
-        ("one", begun(more=FEW), begun(more=ALL), ""),
-        ("one", begun(more=ALL), begun(more=CHANGED), "data.test: 2 rows -> 3 rows"),
-    ],
-)
+BEGUN_RUNS = [
+    ("one", begun(), begun(**OTHERS), ""),
+    (
+        "one",
+        begun(),
+        begun(epochs=5.0, patience=2),
+        "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n",
+    ),
+    ("two", begun(seed=1), begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0), ""),
+    ("two", begun(seed=1), begun(length=64), "length: 128 -> 64"),
+    ("two", begun(seed=1), begun("base"), "checksum: mini -> base"),
+    ("one", begun(), begun(more={"batches": RULE}), "batches: none -> stretches"),
+    ("one", begun(more=FEW), begun(more=ALL), ""),
+    ("one", begun(more=ALL), begun(more=CHANGED), "data.test: 2 rows -> 3 rows"),
+]
+
+
+@pytest.mark.parametrize(("name", "before", "now", "said"), BEGUN_RUNS)
 def test_what_changes_the_outcome_may_not_change_on_the_way(
     name: str, before: Begun, now: Begun, said: str, tmp_path: Path
 ) -> None:

@@ -154,25 +154,25 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return write_toy(folder)
 
 
-@pytest.mark.parametrize(
-    ("model", "flags", "message"),
-    [
-        ("model", ["--features.layers", "concat-last-four"], "has 2 layers; take last or weighted-all"),
-        ("ltr", ["--backward", "rtl"], "stands beside another model as frozen features; add --features.layers mix"),
-        ("ltr", ["--backward", "other", *MIX], "has another vocabulary than"),
-        ("ltr", ["--backward", "short", *MIX], "short has 40 positions; take --length 40"),
-        ("ltr", ["--backward", "deep", *MIX], "deep: has 3 layers,"),
-        ("model", ["--language_loss", "0.5"], "sees those after it, which are to be predicted; name a model that was"),
-        ("rtl", ["--language_loss", "0.5"], "sees those after it"),
-        ("ltr", ["--language_loss", "-1"], "language_loss"),
-        ("ltr", ["--language_loss", "0.5", *MIX], "frozen encoders do not learn; leave it out, or features.layers"),
-        ("bare", ["--language_loss", "0.5"], "bare has no language head; name the run or the export"),
-        ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
-        ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
-        ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
-        ("model", ["--features.cache_gb", "-1"], "features.cache_gb"),
-    ],
-)
+UNFIT = [
+    ("model", ["--features.layers", "concat-last-four"], "has 2 layers; take last or weighted-all"),
+    ("ltr", ["--backward", "rtl"], "stands beside another model as frozen features; add --features.layers mix"),
+    ("ltr", ["--backward", "other", *MIX], "has another vocabulary than"),
+    ("ltr", ["--backward", "short", *MIX], "short has 40 positions; take --length 40"),
+    ("ltr", ["--backward", "deep", *MIX], "deep: has 3 layers,"),
+    ("model", ["--language_loss", "0.5"], "sees those after it, which are to be predicted; name a model that was"),
+    ("rtl", ["--language_loss", "0.5"], "sees those after it"),
+    ("ltr", ["--language_loss", "-1"], "language_loss"),
+    ("ltr", ["--language_loss", "0.5", *MIX], "frozen encoders do not learn; leave it out, or features.layers"),
+    ("bare", ["--language_loss", "0.5"], "bare has no language head; name the run or the export"),
+    ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
+    ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
+    ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
+    ("model", ["--features.cache_gb", "-1"], "features.cache_gb"),
+]
+
+
+@pytest.mark.parametrize(("model", "flags", "message"), UNFIT)
 def test_what_does_not_fit_is_refused(model: str, flags: list[str], message: str, fit: Toy, tune: Tune) -> None:
     words = [fit.folder / flag if (fit.folder / flag).is_dir() else flag for flag in flags]
     assert message in tune(replace(fit, model=fit.folder / model).command("out", *words), code=2)

@@ -208,21 +208,21 @@ def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_th
     assert "the train split is missing" in refusal(as_usual.open_tasks, Setup(CUTTER, FineTuning()))
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "said"),
-    [
-        ("RTE/train.tsv", "", "the file is empty"),
-        ("RTE/train.tsv", PAIRS, "no rows after the names of the columns (index, sentence1, sentence2, label)"),
-        ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tperhaps\n", "2: unknown label 'perhaps'; the labels are entailment"),
-        ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tentailment\n1\tA.\tB.\t\n", "3: unknown label ''; the labels are"),
-        ("CoLA/dev.tsv", "gj04\t2\t\tDev.\n", "1: unknown label '2'; the labels are unacceptable"),
-        ("CoLA/dev.tsv", "gj04\t1\tDev.\n", "1: 3 columns where there are 4"),
-        ("RTE/dev.tsv", "sentence\tlabel\nA.\t1\n", "1: 2 columns where at least 3 are needed: sentence, label"),
-        ("QQP/train.tsv", "id\ta\tb\tc\td\te\n1\t1\t2\tA?\tB?\t1\t0\n", "2: 7 columns where there are 6"),
-        ("STS-B/dev.tsv", stsb(("X.", "Y.", "5.1")), "2: the score '5.1' is not a"),
-        ("STS-B/dev.tsv", stsb(("X.", "Y.", "")), "2: the score '' is not a"),
-    ],
-)
+FAULTS = [
+    ("RTE/train.tsv", "", "the file is empty"),
+    ("RTE/train.tsv", PAIRS, "no rows after the names of the columns (index, sentence1, sentence2, label)"),
+    ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tperhaps\n", "2: unknown label 'perhaps'; the labels are entailment"),
+    ("RTE/dev.tsv", f"{PAIRS}0\tA.\tB.\tentailment\n1\tA.\tB.\t\n", "3: unknown label ''; the labels are"),
+    ("CoLA/dev.tsv", "gj04\t2\t\tDev.\n", "1: unknown label '2'; the labels are unacceptable"),
+    ("CoLA/dev.tsv", "gj04\t1\tDev.\n", "1: 3 columns where there are 4"),
+    ("RTE/dev.tsv", "sentence\tlabel\nA.\t1\n", "1: 2 columns where at least 3 are needed: sentence, label"),
+    ("QQP/train.tsv", "id\ta\tb\tc\td\te\n1\t1\t2\tA?\tB?\t1\t0\n", "2: 7 columns where there are 6"),
+    ("STS-B/dev.tsv", stsb(("X.", "Y.", "5.1")), "2: the score '5.1' is not a"),
+    ("STS-B/dev.tsv", stsb(("X.", "Y.", "")), "2: the score '' is not a"),
+]
+
+
+@pytest.mark.parametrize(("file", "content", "said"), FAULTS)
 def test_what_is_wrong_in_a_file_is_told_with_its_line(file: str, content: str, said: str, glue: Path) -> None:
     write(glue / file, content)
     told = refusal(open_task, file.partition("/")[0], glue)

@@ -107,19 +107,19 @@ def test_iob2_stays_and_its_faults_are_mended(tmp_path: Path) -> None:
     assert found == "B-A B-A I-A I-A B-B B-B I-B O".split()
 
 
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ("", "train.txt: the file is empty"),
-        ("-DOCSTART- -X- O O\n\n", "train.txt: no sentence"),
-        ("a NN B-NP O\nb NN O\n", "train.txt:2: 3 columns; the first word has 4"),
-        ("a\tO\nb\t\n", "train.txt:2: 1 columns; the first word has 2"),
-        ("a\n\nb\n", "train.txt:1: one column alone"),
-        ("a B-PER\nb PER\n", "train.txt:2: tag 'PER'; there should be O, or B-"),
-        ("a O\nM\udcfcnchen B-LOC\n", "train.txt:2: not UTF-8"),
-        ("a B-PER\n", "dev.txt:3: tag 'B-ORG' is not in the training split"),
-    ],
-)
+FAULTS_OF_COLUMNS = [
+    ("", "train.txt: the file is empty"),
+    ("-DOCSTART- -X- O O\n\n", "train.txt: no sentence"),
+    ("a NN B-NP O\nb NN O\n", "train.txt:2: 3 columns; the first word has 4"),
+    ("a\tO\nb\t\n", "train.txt:2: 1 columns; the first word has 2"),
+    ("a\n\nb\n", "train.txt:1: one column alone"),
+    ("a B-PER\nb PER\n", "train.txt:2: tag 'PER'; there should be O, or B-"),
+    ("a O\nM\udcfcnchen B-LOC\n", "train.txt:2: not UTF-8"),
+    ("a B-PER\n", "dev.txt:3: tag 'B-ORG' is not in the training split"),
+]
+
+
+@pytest.mark.parametrize(("train", "message"), FAULTS_OF_COLUMNS)
 def test_faults_of_columns_name_the_line(tmp_path: Path, train: str, message: str) -> None:
     assert message in refusal(opened, write_ner(tmp_path, train))
 
@@ -152,16 +152,16 @@ def open_parquet(folder: Path, tags: list[list[Any]], feature: Any = None) -> Ta
     return opened(folder)
 
 
-@pytest.mark.parametrize(
-    ("tags", "feature"),
-    [
-        ([[3, 0, 2, 0], [1, 1, 0], [4]], {"feature": CLASSES, "_type": "Sequence"}),
-        ([[3, 0, 2, 0], [1, 1, 0], [4]], {"feature": CLASSES, "_type": "List"}),
-        ([[3, 0, 2, 0], [1, 1, 0], [4]], [CLASSES]),
-        ([[3, 0, 7, 0], [5, 5, 0], [1]], None),
-        ([TAGS[:4], TAGS[4:7], TAGS[7:]], None),
-    ],
-)
+HUB_TAGS: list[tuple[list[list[Any]], Any]] = [
+    ([[3, 0, 2, 0], [1, 1, 0], [4]], {"feature": CLASSES, "_type": "Sequence"}),
+    ([[3, 0, 2, 0], [1, 1, 0], [4]], {"feature": CLASSES, "_type": "List"}),
+    ([[3, 0, 2, 0], [1, 1, 0], [4]], [CLASSES]),
+    ([[3, 0, 7, 0], [5, 5, 0], [1]], None),
+    ([TAGS[:4], TAGS[4:7], TAGS[7:]], None),
+]
+
+
+@pytest.mark.parametrize(("tags", "feature"), HUB_TAGS)
 def test_parquet_of_the_hub_says_what_its_numbers_mean_or_has_its_order(
     tmp_path: Path, tags: list[list[Any]], feature: Any
 ) -> None:
@@ -194,18 +194,18 @@ def test_blanks_within_tags_part_no_columns_of_predictions(tmp_path: Path) -> No
     assert (tmp_path / "predictions_dev.txt").read_text() == "a B-Work_of_Art B-Work_of_Art\nb I-Work_of_Art O\n\n"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"tokens": ["a"], "tags": ["O", "O"]}, "there should be a list of 1 tags"),
-        ({"tokens": "a b", "tags": ["O", "O"]}, "'tokens' should be a list of words"),
-        ({"tokens": [], "tags": []}, "'tokens' should be a list of words"),
-        ({"words": ["a"], "tags": ["O"]}, "'tokens' should be a list of words"),
-        ({"tokens": ["a"]}, "no field ner_tags or tags"),
-        ({"tokens": ["a"], "tags": [None]}, "tag None"),
-        (["a"], "a JSON list"),
-    ],
-)
+FAULTS_OF_ROWS: list[tuple[Any, str]] = [
+    ({"tokens": ["a"], "tags": ["O", "O"]}, "there should be a list of 1 tags"),
+    ({"tokens": "a b", "tags": ["O", "O"]}, "'tokens' should be a list of words"),
+    ({"tokens": [], "tags": []}, "'tokens' should be a list of words"),
+    ({"words": ["a"], "tags": ["O"]}, "'tokens' should be a list of words"),
+    ({"tokens": ["a"]}, "no field ner_tags or tags"),
+    ({"tokens": ["a"], "tags": [None]}, "tag None"),
+    (["a"], "a JSON list"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), FAULTS_OF_ROWS)
 def test_faults_of_rows_name_the_line(tmp_path: Path, row: Any, message: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-X"]}, row)
     assert f"{path}:2: {message}" in refusal(open_tags, "own", {"train": [path], "dev": [path]}, SETUP, Fields())

@@ -192,15 +192,15 @@ def test_whole_articles_are_held_out(tmp_path: Path) -> None:
     assert "train has 1, and it takes 2" in refusal(open_squad, "1.1", path, None, SETUP)
 
 
+REAL_FILES = [
+    slow("train-v1.1_subset_44articles", 11877, 86),
+    slow("train-v2.0_subset_11articles", 4799, 44),
+    ("xquad-dev-v1.1", 1190, 1),
+]
+
+
 @pytest.mark.realdata
-@pytest.mark.parametrize(
-    ("name", "answers", "within"),
-    [
-        slow("train-v1.1_subset_44articles", 11877, 86),
-        slow("train-v2.0_subset_11articles", 4799, 44),
-        ("xquad-dev-v1.1", 1190, 1),
-    ],
-)
+@pytest.mark.parametrize(("name", "answers", "within"), REAL_FILES)
 def test_real_answers_come_back(real_data: Path, name: str, answers: int, within: int) -> None:
     """All answers but those that begin or end within a piece, and of windows all but those whose answer is long."""
     cut = Cutter(load_vocabulary(real_data, cased=False))

@@ -28,21 +28,21 @@ def plain_normalise(text: str) -> str:
     return " ".join(words.split())
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("The  Panthers' defense!", "panthers defense"),
-        ("A an THE", ""),
-        ("a-the", "athe"),  # punctuation goes first and leaves no blank
-        ("theatre an-other", "theatre another"),
-        ("L’été — «the end»", "l’été — « end»"),  # only ASCII punctuation goes
-        ("Ünïcödé\u00a0A\tB\n", "ünïcödé b"),
-        ("A the-a cat", "thea cat"),
-        ("東京 the 大学", "東京 大学"),
-        ("the\u2014end", "\u2014end"),
-        ("", ""),
-    ],
-)
+NORMALISED = [
+    ("The  Panthers' defense!", "panthers defense"),
+    ("A an THE", ""),
+    ("a-the", "athe"),  # punctuation goes first and leaves no blank
+    ("theatre an-other", "theatre another"),
+    ("L’été — «the end»", "l’été — « end»"),  # only ASCII punctuation goes
+    ("Ünïcödé\u00a0A\tB\n", "ünïcödé b"),
+    ("A the-a cat", "thea cat"),
+    ("東京 the 大学", "東京 大学"),
+    ("the\u2014end", "\u2014end"),
+    ("", ""),
+]
+
+
+@pytest.mark.parametrize(("text", "kept"), NORMALISED)
 def test_what_is_compared_of_an_answer(text: str, kept: str) -> None:
     assert squad_rules.normalize_answer(text) == kept
 
@@ -52,18 +52,18 @@ def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
     assert squad_rules.normalize_answer("".join(parts)) == plain_normalise("".join(parts))
 
 
-@pytest.mark.parametrize(
-    ("gold", "said", "exact", "f1", "f1_of_2"),
-    [
-        ("the Virgin Mary", "Virgin Mary.", 1, 1.0, 1.0),
-        ("gold gold dome", "gold dome dome", 0, 2 / 3, 2 / 3),  # every word as often as both have it
-        ("cat", "dog", 0, 0.0, 0.0),
-        ("1858", "in 1858", 0, 2 / 3, 2 / 3),
-        ("Café", "Cafe", 0, 0.0, 0.0),
-        ("", "cat", 0, 0.0, 0.0),
-        ("the", "a!", 1, 0.0, 1.0),  # nothing against nothing: in 1.1 it matches exactly all the same
-    ],
-)
+PAIRS = [
+    ("the Virgin Mary", "Virgin Mary.", 1, 1.0, 1.0),
+    ("gold gold dome", "gold dome dome", 0, 2 / 3, 2 / 3),  # every word as often as both have it
+    ("cat", "dog", 0, 0.0, 0.0),
+    ("1858", "in 1858", 0, 2 / 3, 2 / 3),
+    ("Café", "Cafe", 0, 0.0, 0.0),
+    ("", "cat", 0, 0.0, 0.0),
+    ("the", "a!", 1, 0.0, 1.0),  # nothing against nothing: in 1.1 it matches exactly all the same
+]
+
+
+@pytest.mark.parametrize(("gold", "said", "exact", "f1", "f1_of_2"), PAIRS)
 def test_exact_match_and_f1(gold: str, said: str, exact: int, f1: float, f1_of_2: float) -> None:
     for one, other in ((gold, said), (said, gold)):
         assert squad_rules.exact_match(one, other) == exact
@@ -157,15 +157,15 @@ def write(path: Path, content: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("more", "flag", "found"),
-    [
-        ({"version": "1.1"}, {}, "1.1"),
-        ({"version": "v2.0"}, {}, "2.0"),
-        ({}, {"is_impossible": False}, "2.0"),
-        ({}, {}, "1.1"),
-    ],
-)
+VERSIONS: list[tuple[Any, Any, str]] = [
+    ({"version": "1.1"}, {}, "1.1"),
+    ({"version": "v2.0"}, {}, "2.0"),
+    ({}, {"is_impossible": False}, "2.0"),
+    ({}, {}, "1.1"),
+]
+
+
+@pytest.mark.parametrize(("more", "flag", "found"), VERSIONS)
 def test_the_version_is_found_from_the_data(tmp_path: Path, more: Any, flag: Any, found: str) -> None:
     content = {"data": [article("t", [("red", [item("a", "q", ["red"]) | flag])])]} | more
     assert read_squad(write(tmp_path / "d.json", content))[0] == found
@@ -177,27 +177,27 @@ TWICE = [{"id": "a", "question": "q", "answers": [{"text": "red", "answer_start"
 PLACE = "data[0].paragraphs[0]"
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "message"),
-    [
-        (QUESTION[:3], None, "data[0]: 'paragraphs' should be a list; it is null"),
-        (("data",), None, "'data' should be a list"),
-        (("data",), {}, "'data' should be a list; it is {}"),
-        (("data",), [3], "data[0]: 'paragraphs' should be a list"),
-        (("data",), [], "no questions"),
-        ((*QUESTION[:4], "context"), None, f"{PLACE}: 'context' should be text; it is null"),
-        ((*QUESTION[:4], "context"), "", f"{PLACE}: 'context' should be text; it is \"\""),
-        ((*QUESTION[:4], "context"), "a\ud800", f"{PLACE}: 'context' has half of a character"),
-        ((*QUESTION, "question"), "", f"{PLACE}.qas[0]: 'question' should be text"),
-        ((*QUESTION, "id"), 7, f"{PLACE}.qas[0]: 'id' should be text; it is 7"),
-        ((*QUESTION, "answers"), None, f"{PLACE}.qas[0]: 'answers' should be a list"),
-        ((*QUESTION, "answers"), [], f"{PLACE}.qas[0]: no answer"),
-        ((*ANSWER, "text"), None, f"{PLACE}.qas[0].answers[0]: 'text' should be text"),
-        ((*ANSWER, "answer_start"), "0", "answers[0]: 'answer_start' should be a whole number; it is \"0\""),
-        ((*QUESTION, "is_impossible"), True, f"{PLACE}.qas[0]: says is_impossible, and has answers"),
-        (QUESTION[:5], TWICE, f"{PLACE}.qas[1]: repeats the id 'a' of "),
-    ],
-)
+FAULTS = [
+    (QUESTION[:3], None, "data[0]: 'paragraphs' should be a list; it is null"),
+    (("data",), None, "'data' should be a list"),
+    (("data",), {}, "'data' should be a list; it is {}"),
+    (("data",), [3], "data[0]: 'paragraphs' should be a list"),
+    (("data",), [], "no questions"),
+    ((*QUESTION[:4], "context"), None, f"{PLACE}: 'context' should be text; it is null"),
+    ((*QUESTION[:4], "context"), "", f"{PLACE}: 'context' should be text; it is \"\""),
+    ((*QUESTION[:4], "context"), "a\ud800", f"{PLACE}: 'context' has half of a character"),
+    ((*QUESTION, "question"), "", f"{PLACE}.qas[0]: 'question' should be text"),
+    ((*QUESTION, "id"), 7, f"{PLACE}.qas[0]: 'id' should be text; it is 7"),
+    ((*QUESTION, "answers"), None, f"{PLACE}.qas[0]: 'answers' should be a list"),
+    ((*QUESTION, "answers"), [], f"{PLACE}.qas[0]: no answer"),
+    ((*ANSWER, "text"), None, f"{PLACE}.qas[0].answers[0]: 'text' should be text"),
+    ((*ANSWER, "answer_start"), "0", "answers[0]: 'answer_start' should be a whole number; it is \"0\""),
+    ((*QUESTION, "is_impossible"), True, f"{PLACE}.qas[0]: says is_impossible, and has answers"),
+    (QUESTION[:5], TWICE, f"{PLACE}.qas[1]: repeats the id 'a' of "),
+]
+
+
+@pytest.mark.parametrize(("place", "value", "message"), FAULTS)
 def test_a_fault_is_named_with_its_place(tmp_path: Path, place: tuple[Any, ...], value: Any, message: str) -> None:
     """None takes a value away."""
     data: Any = {"version": "1.1", "data": [article("t", [("red", [item("a", "q", ["red"])])])]}
