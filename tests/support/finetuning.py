@@ -102,6 +102,11 @@ def write_rows(path: Path, rows: Iterable[tuple[str, str]]) -> None:
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
 
 
+def read_column(path: Path, number: int) -> list[str]:
+    """A column of a file, without its name."""
+    return [line.split("\t")[number] for line in path.read_text().splitlines()[1:]]
+
+
 def changed(toy: Toy, folder: Path, files: Files) -> Path:
     """A copy of the task with other files."""
     folder.mkdir(exist_ok=True)

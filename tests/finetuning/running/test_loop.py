@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from support import finetuning as tuning
-from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, results, write_rows, write_toy
+from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, read_column, results
 from support.marks import slow
 from support.processes import ROOT, wait_for
 from support.training import assert_ended, assert_well
@@ -95,9 +95,11 @@ def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
     found = [line["dev/pearson"] for line in scored]
     best = found.index(max(found))
     assert len(found) == best + 3 < 16  # two evaluations without a better one, and no more
+    predictions = toy.folder / "straight" / "toy" / "predictions" / "predictions_dev.tsv"
+    said, right = ([*map(float, read_column(path, 1))] for path in (predictions, toy.data / "dev.tsv"))
     told = results(toy.folder / "straight")
     assert told["score"] == max(found)
-    assert told["scores"]["dev"]["pearson"] == pytest.approx(correlation_of_predictions(toy), abs=1e-4)
+    assert told["scores"]["dev"]["pearson"] == pytest.approx(correlation(said, right), abs=1e-4)
     step = scored[best + 1]["step"]
     stop(toy, step, partial(tuning.stop_at, step), *BEST)
     assert_well(fine_tune(toy.command("stopped", *BEST)))
@@ -107,23 +109,13 @@ def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
 def with_numbers(toy: Toy, data: Path) -> Toy:
     """The toy task with a year for every text, which nothing in it tells."""
     shutil.copytree(toy.data, data)
-    task = (data / "toy.toml").read_text()
-    (data / "toy.toml").write_text(task.replace("classes", "score"))
+    (data / "toy.toml").write_text((data / "toy.toml").read_text().replace("classes", "score"))
     draw = random.Random(3)
     for name in ("train.tsv", "dev.tsv"):
-        texts = [line.split("\t")[0] for line in (data / name).read_text().splitlines()[1:]]
-        write_rows(data / name, [(text, f"{draw.uniform(1776, 1912):.1f}") for text in texts])
+        tuning.write_rows(
+            data / name, [(text, f"{draw.uniform(1776, 1912):.1f}") for text in read_column(data / name, 0)]
+        )
     return dataclasses.replace(toy, data=data)
-
-
-def correlation_of_predictions(toy: Toy) -> float:
-    """What the file of predictions on dev is worth, by the labels."""
-    predictions = toy.folder / "straight" / "toy" / "predictions" / "predictions_dev.tsv"
-    labels, said = (
-        [float(line.split("\t")[1]) for line in path.read_text().splitlines()[1:]]
-        for path in (toy.data / "dev.tsv", predictions)
-    )
-    return correlation(labels, said)
 
 
 def assert_same_but_rounding(found: dict[str, Any], straight: dict[str, Any]) -> None:
@@ -181,7 +173,7 @@ def test_where_all_runs_fail_the_command_does(toy: Toy) -> None:
 
 def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Path, tune: Tune) -> None:
     """A fine-tuned model scores as it did, without the data that it was trained on."""
-    toy = write_toy(tmp_path / "toy")
+    toy = tuning.write_toy(tmp_path / "toy")
     out, later = (toy.folder / name / "toy" for name in ("out", "later"))
     command = toy.command("out", "--epochs", 0.4)
     (toy.data / "toy.toml").write_text(tuning.TASK.replace('test = "test.tsv"\n', ""))

@@ -16,7 +16,7 @@ import transformers
 from support import finetuning as tuning
 from support.base_models import write_bert
 from support.commands import refusal
-from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, results, write_rows, write_toy
+from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, read_column, results
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
@@ -35,7 +35,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     folder = tmp_path_factory.mktemp("systems")
     write_bert(folder / "ltr", VOCABULARY, objective="ltr")
     write_bert(folder / "rtl", VOCABULARY, hidden=16, objective="rtl")
-    return write_toy(folder)
+    return tuning.write_toy(folder)
 
 
 @pytest.fixture
@@ -45,12 +45,10 @@ def one_way(toy: Toy) -> Toy:
 
 def assert_answers_again(toy: Toy, out: Path) -> None:
     """predict.py says of dev what the model said when it was trained, to the last decimal that is written."""
-    texts = [line.split("\t")[0] for line in (toy.data / "dev.tsv").read_text().splitlines()[1:]]
-    lines = (out / "toy" / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]
-    said = [float(line.split("\t")[-1]) for line in lines]
+    said = [float(share) for share in read_column(out / "toy" / "predictions" / "predictions_dev.tsv", -1)]
     assert len({*said}) > 1, "the same of every text would say little"
     asked, answers = out / "asked.txt", out / "answers.jsonl"
-    asked.write_text("".join(f"{text}\n" for text in texts))
+    asked.write_text("".join(f"{text}\n" for text in read_column(toy.data / "dev.tsv", 0)))
     assert predict.main([str(out / "toy"), str(asked), "--out", str(answers), "--dtype", "fp32"]) == 0
     found = [json.loads(line)["probabilities"] for line in answers.read_text().splitlines()]
     assert [[*each.values()][-1] for each in found] == pytest.approx(said, abs=2e-6)
@@ -138,12 +136,12 @@ YEARS = {word: year for kind, year in (("good", 1912), ("bad", 1776)) for word i
 
 def write_years(folder: Path) -> Toy:
     """The toy task with the year of a text, which its words tell but for some noise."""
-    toy, draw = write_toy(folder), random.Random(2)
+    toy, draw = tuning.write_toy(folder), random.Random(2)
     (folder / "toy.toml").write_text((folder / "toy.toml").read_text().replace("classes", "score"))
     for name, count in (("train", 160), ("dev", 24)):
         texts = [text for text, _ in tuning.sentences(draw, count)]
         years = [next(YEARS[word] for word in text.split() if word in YEARS) + draw.randint(-9, 9) for text in texts]
-        write_rows(folder / f"{name}.tsv", zip(texts, map(str, years), strict=True))
+        tuning.write_rows(folder / f"{name}.tsv", zip(texts, map(str, years), strict=True))
     return toy
 
 
@@ -153,8 +151,7 @@ def test_years_are_learned_and_exported_as_years(tmp_path: Path, tune: Tune) -> 
     told, folder = results(toy.folder / "out"), toy.folder / "out" / "toy" / "model"
     assert told["scores"]["dev"]["pearson"] > 0.9
     assert not told["degenerate"]
-    rows = [line.split("\t") for line in (toy.data / "dev.tsv").read_text().splitlines()[1:]]
-    texts, right = [text for text, _ in rows], np.array([float(year) for _, year in rows])
+    texts, right = read_column(toy.data / "dev.tsv", 0), np.array(read_column(toy.data / "dev.tsv", 1), float)
     ours, in_bf16 = (
         np.array([answer["score"] for answer in load(folder, dtype, "cpu")(texts)]) for dtype in ("fp32", "bf16")
     )

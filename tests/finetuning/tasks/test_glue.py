@@ -164,15 +164,14 @@ def test_a_test_row_is_never_skipped(glue: Path) -> None:
 
 def test_figures_are_those_that_glue_compares_by(glue: Path) -> None:
     """On dev splits of one item each, which the model answers rightly."""
-    expected = {name: ("accuracy", {"accuracy"}) for name in ("sst2", "mnli", "qnli", "rte", "wnli")}
-    expected |= {name: ("average", {"accuracy", "f1", "average"}) for name in ("mrpc", "qqp")}
-    expected |= {"cola": ("matthews", {"matthews"}), "stsb": ("average", {"pearson", "spearman", "average"})}
+    several = {name: ("average", {"accuracy", "f1", "average"}) for name in ("mrpc", "qqp")}
+    several |= {"cola": ("matthews", {"matthews"}), "stsb": ("average", {"pearson", "spearman", "average"})}
     for name in TASKS:
         task = open_task(name, glue)
         split = next(iter(task.dev))
         logits = rows([[2.0]]) if name == "stsb" else saying([int(labels(task.dev[split])[0])], task.head.outputs)
         found = task.score(split, logits)
-        assert (task.metric, set(found)) == expected[name]
+        assert (task.metric, set(found)) == several.get(name, ("accuracy", {"accuracy"}))
         assert found[task.metric] == (0 if name in ("cola", "stsb") else 1)
 
 

@@ -177,7 +177,7 @@ TWICE = [{"id": "a", "question": "q", "answers": [{"text": "red", "answer_start"
 PLACE = "data[0].paragraphs[0]"
 
 
-FAULTS = [
+FAULTS: list[tuple[tuple[Any, ...], Any, str]] = [
     (QUESTION[:3], None, "data[0]: 'paragraphs' should be a list; it is null"),
     (("data",), None, "'data' should be a list"),
     (("data",), {}, "'data' should be a list; it is {}"),
