@@ -148,14 +148,14 @@ def test_task_json_says_how_text_is_laid_out(folders: dict[Kind, Path], tmp_path
 
 def test_questions_may_have_no_answer(folders: dict[Kind, Path], tmp_path: Path) -> None:
     """Where task.json has a threshold, and the odds of no answer are above it."""
-    found = {}
-    for name, threshold in (("never", 1e9), ("always", -1e9)):
-        folder = copied(folders["spans"], tmp_path / name, length=40, question=10, threshold=threshold)
-        [found[name]] = load(folder)([PAIRS[0]])
-    assert found["never"]["answer"]
-    share = found["always"].pop("probability")
-    assert found["always"] == {"answer": "", "start": None, "end": None}
-    assert 0 < share <= 1 - found["never"]["probability"]
+    never, always = (
+        load(copied(folders["spans"], tmp_path / str(threshold), length=40, question=10, threshold=threshold))
+        for threshold in (1e9, -1e9)
+    )
+    [found], [none] = never([PAIRS[0]]), always([PAIRS[0]])
+    assert found["answer"]
+    assert 0 < none.pop("probability") <= 1 - found["probability"]
+    assert none == {"answer": "", "start": None, "end": None}
 
 
 def test_long_texts_are_read_to_their_ends(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,11 +232,10 @@ def test_what_cannot_answer_is_refused(
 def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:
     copied(folders["classes"], tmp_path / "model")
     assert load(tmp_path)(["a"]) == load(folders["classes"])(["a"])
+    assert load(tmp_path)([]) == []
     for name in ("rte", "sst2"):
         copied(folders["classes"], tmp_path / "glue" / name / "model", length=20)
-    told = f"several tasks; name one of them: {tmp_path / 'glue' / 'rte'}, .*sst2$"
-    assert_refusal(told, load, tmp_path / "glue")
-    assert load(folders["classes"])([]) == []
+    assert_refusal(f"several tasks; name one of them: {tmp_path / 'glue' / 'rte'}, .*sst2$", load, tmp_path / "glue")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])

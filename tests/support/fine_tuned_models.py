@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from support.transformers_models import PIECES, SHAPE, their_model
-from transformers import (
-    BertForMultipleChoice,
-    BertForQuestionAnswering,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-)
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
@@ -28,13 +23,14 @@ Ask = Callable[..., str]
 """Calls predict.py on a model, of a kind or in a folder, with these words; returns what it prints, or its refusal."""
 
 LABELS: dict[int, str] = {0: "O", 1: "B-X", 2: "I-X"}
+OF_TEXTS: Any = transformers.BertForSequenceClassification
 MODELS: dict[Kind, tuple[Any, dict[str, Any]]] = {
-    "classes": (BertForSequenceClassification, {"id2label": LABELS}),
-    "labels": (BertForSequenceClassification, {"id2label": LABELS, "problem_type": "multi_label_classification"}),
-    "score": (BertForSequenceClassification, {"num_labels": 1, "problem_type": "regression"}),
-    "choice": (BertForMultipleChoice, {}),
-    "spans": (BertForQuestionAnswering, {}),
-    "tags": (BertForTokenClassification, {"id2label": LABELS}),
+    "classes": (OF_TEXTS, {"id2label": LABELS}),
+    "labels": (OF_TEXTS, {"id2label": LABELS, "problem_type": "multi_label_classification"}),
+    "score": (OF_TEXTS, {"num_labels": 1, "problem_type": "regression"}),
+    "choice": (transformers.BertForMultipleChoice, {}),
+    "spans": (transformers.BertForQuestionAnswering, {}),
+    "tags": (transformers.BertForTokenClassification, {"id2label": LABELS}),
 }
 
 
