@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,15 @@ ROWS: dict[Kind, Sequence[Any]] = {
 }
 
 
+@cache
+def load_theirs(kind: Kind, folder: Path) -> tuple[Any, Any]:
+    return MODELS[kind][0].from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
 @torch.no_grad()
 def pick_their_logits(kind: Kind, folder: Path, row: Any) -> Any:
     """Of one row: (outputs,), for tags (words, tags), for spans (pieces, 2)."""
-    model = MODELS[kind][0].from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load_theirs(kind, folder)
     settings = {"return_tensors": "pt", "truncation": True, "max_length": SHAPE.positions}
     if kind == "choice":
         inputs = tokenizer([row[0]] * (len(row) - 1), row[1:], padding=True, **settings)

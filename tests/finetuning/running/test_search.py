@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from support.commands import refusal
 from support.finetuning import Toy, call, launch, stop_at
 from support.marks import slow
-from support.tasks import CUTTER, item, write_questions
+from support.tasks import CUTTER, write_tasks
 from support.training import assert_ended
 
 from data_prep.common.files import read_json, write_json
@@ -180,37 +179,35 @@ def test_a_run_that_goes_on_has_the_threads_that_it_was_begun_with(toy: Toy, mor
 
 
 SETUP = Setup(CUTTER, FineTuning())
-Opener = Callable[[Path, str, str], Task]
+CHANGES = {
+    "glue/SST-2/train.tsv": [("fine film of 1", "good film of 1"), ("of 1 words\t1", "of 1 words\t0")],
+    "squad/train-v1.1.json": [("longer, number 1", "longer, numbers 1"), ('"text": "The river"', '"text": "The"')],
+    "ner/train.txt": [("Anna", "Anne"), ("O\nRome", "B-PER\nRome")],
+}
+"""Files of tasks, with another text and another answer."""
 
 
-def glue(folder: Path, text: str, answer: str) -> Task:
-    (folder / "SST-2").mkdir(parents=True)
-    for split, said in (("train", text), ("dev", "fine")):
-        (folder / "SST-2" / f"{split}.tsv").write_text(f"sentence\tlabel\n{said}\t{answer}\nbad\t0\n")
-    return open_glue("sst2", folder, SETUP)
+def open_task(file: str, folder: Path) -> Task:
+    data = (folder / "data" / file).parent
+    if file.startswith("glue"):
+        return open_glue("sst2", data.parent, SETUP)
+    if file.startswith("ner"):
+        return open_ner(data, SETUP)
+    return open_squad("1.1", data / "train-v1.1.json", data / "dev-v1.1.json", SETUP)
 
 
-def squad(folder: Path, text: str, answer: str) -> Task:
-    asked = [item("a", "q", ["z" if answer == "1" else "y"])]
-    train = write_questions(folder / "train.json", asked, f"{text} y z")
-    return open_squad("1.1", train, write_questions(folder / "dev.json", [item("a", "q", ["z"])], "a z"), SETUP)
-
-
-def ner(folder: Path, text: str, answer: str) -> Task:
-    folder.mkdir()
-    for split, said in (("train", text), ("valid", "fine")):
-        (folder / f"{split}.txt").write_text(f"{said} {'B-LOC' if answer == '1' else 'O'}\nbad B-LOC\n\n")
-    return open_ner(folder, SETUP)
-
-
-@pytest.mark.parametrize("open_task", [glue, squad, ner])
-def test_other_data_are_known_without_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, open_task: Opener) -> None:
+@pytest.mark.parametrize("file", CHANGES)
+def test_other_data_are_known_without_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str) -> None:
     refuse = Mock(side_effect=AssertionError("cut before the first step"))
     monkeypatch.setattr(Cutter, "cut_texts", refuse)
     monkeypatch.setattr(Cutter, "cut_with_offsets", refuse)
-    first = search.identify_data(open_task(tmp_path / "a", "good", "1"))
-    assert search.identify_data(open_task(tmp_path / "b", "good", "1")) == first
-    other_text = search.identify_data(open_task(tmp_path / "c", "goods", "1"))
-    assert other_text["train"] != first["train"]
+    found = []
+    for number, (text, other) in enumerate([("", ""), ("", ""), *CHANGES[file]]):
+        write_tasks(folder := tmp_path / str(number))
+        path = folder / "data" / file
+        path.write_text(path.read_text().replace(text, other) if text else path.read_text())
+        found.append(search.identify_data(open_task(file, folder)))
+    first, again, other_text, other_answer = found
+    assert again == first
     assert other_text["dev"] == first["dev"]
-    assert search.identify_data(open_task(tmp_path / "d", "good", "0"))["train"] != first["train"]
+    assert len({each["train"] for each in (first, other_text, other_answer)}) == 3
