@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import hypothesis
 import numpy as np
@@ -119,7 +120,8 @@ def test_ranks_and_micro_batches_have_equal_work(ranks: int, micro_batch: int) -
 @few
 @given(st.integers(1, 100), st.integers(1, 4))
 def test_evaluation_has_every_item_and_ranks_meet_as_often(count: int, ranks: int) -> None:
-    batches = [list(make_evaluation_batches(counted(count), rank, ranks)) for rank in range(ranks)]
+    with patch("finetuning.running.batches.PIECES", 20):
+        batches = [list(make_evaluation_batches(counted(count), rank, ranks)) for rank in range(ranks)]
     assert len({len(own) for own in batches}) == 1
     assert {int(number) for own in batches for numbers, _ in own for number in numbers} == set(range(count))
 
