@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, write_wiki
 from support.processes import be_program, run_program, start
-from support.task_files import write_tasks
+from support.tasks import write_tasks
 
 from pretraining.objectives.declaration import objectives
 

@@ -18,7 +18,7 @@ from support.commands import write_program
 from support.mini_slurm import MiniSlurm, mini_slurm
 from support.processes import wait_for
 from support.shards import make_shards
-from support.task_files import write_tasks
+from support.tasks import write_tasks
 from support.training import RECIPE, assert_same, records
 
 from pretraining.checkpoint.record import list_finished

@@ -1,13 +1,14 @@
-"""Fine-tuning: files of any form, and grids of runs, side by side, killed, under launchers and on full disks."""
+"""Grids of fine-tuning runs: side by side, killed, on full disks; and what a command refuses."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -16,22 +17,18 @@ from typing import Any
 import pytest
 from support.base_models import write_bert
 from support.commands import has_ended, wait_for
-from support.finetuning import TASK, Toy, Tune, call, changed, fine_tune, kill_at, launch, outcome, results, slow_steps
-from support.processes import ROOT, run_launcher, shell_environment
+from support.finetuning import Toy, Tune, fine_tune, kill_at, launch, outcome, results, slow_steps
+from support.processes import ROOT
 from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
 from pretraining.processes.ending import Code
-from pretraining.processes.group import disconnect
 
 GRID = ["--learning-rates", "3e-3", "1e-3", "--seeds", "2"]
 NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
 LONG = ["--epochs", "60", "--checkpoints.every", "20"]
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
 ENTRY = str(ROOT / "finetuning" / "run_task.py")
-HEAD = "text\tlabel\n"
-LONG_TEXT = "film " * 10_000
-UNUSUAL = f'{HEAD}a good film\tgood\na "fine" film, "good\tgood\n"\tbad\n{LONG_TEXT}\tgood\n\tgood\n'
-"""Quotes, a very long text and an empty one, with the ends of lines of Windows."""
 
 
 @pytest.fixture(scope="module")
@@ -67,40 +64,30 @@ def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> N
     assert outcome(toy.folder / "killed") == grid
 
 
-@pytest.mark.parametrize(
-    ("more", "change"),
-    [
-        (["--epochs", "3"], "settings.epochs: 2.0 -> 3.0"),
-        (["--from-scratch"], "model.from_scratch: False -> True"),
-        (["--model", "{folder}/model"], "model.checksum: "),
-        (["--data"], "data.dev: 24 rows, checksum "),
-    ],
-)
-def test_what_was_begun_otherwise_is_refused(
-    toy: Toy, begun: Path, tmp_path: Path, more: list[str], change: str, tune: Tune
-) -> None:
+CHANGES = {
+    "--epochs 3": "settings.epochs: 2.0 -> 3.0",
+    "--precision.dtype bf16": "settings.precision.dtype: fp32 -> bf16",
+    "--from-scratch": "model.from_scratch: False -> True",
+    "--model OTHER": "model.checksum: ",
+    "other data": "data.dev: 24 rows, checksum ",
+}
+
+
+@pytest.mark.parametrize("more", CHANGES)
+def test_what_was_begun_otherwise_is_refused(toy: Toy, begun: Path, tmp_path: Path, more: str, tune: Tune) -> None:
     """Also where the run was stopped before it had results."""
-    before, data = outcome(begun), toy.data
-    write_bert(tmp_path / "model", VOCABULARY, hidden=48)
-    if more == ["--data"]:
-        first, *rows, last = (data / "dev.tsv").read_text().splitlines()
-        data, more = changed(toy, tmp_path / "data", {"dev.tsv": "\n".join([first, last, *rows])}), []
-    errors = tune(toy.command(begun, *(word.format(folder=tmp_path) for word in more), data=data), code=2)
+    before, words, data = outcome(begun), more.split(), toy.data
+    if more == "other data":
+        words, data = [], Path(shutil.copytree(toy.data, tmp_path / "data"))
+        first, second, *others = (data / "dev.tsv").read_text().splitlines()
+        (data / "dev.tsv").write_text("\n".join([first, *others, second]))
+    if "OTHER" in words:
+        words = ["--model", str(write_bert(tmp_path / "model", VOCABULARY, hidden=48))]
+    errors = tune(toy.command(begun, *words, data=data), code=2)
     assert f"error: {begun / 'toy' / 'lr0.003-seed1'}: this run was begun otherwise:" in errors
-    assert change in errors
+    assert CHANGES[more] in errors
     assert "--out" in errors
     assert outcome(begun) == before
-
-
-@pytest.mark.slow
-def test_files_of_unusual_forms_are_taken(toy: Toy, tmp_path: Path) -> None:
-    """With a BOM, more classes than rows, and one class of several."""
-    rows, task = b"\xef\xbb\xbf" + UNUSUAL.replace("\n", "\r\n").encode(), f'{TASK}labels = ["good", "bad", "c", "d"]\n'
-    unusual = changed(toy, tmp_path / "data", {"train.tsv": f"{HEAD}film\tgood\n", "dev.tsv": rows, "toy.toml": task})
-    said = assert_well(fine_tune(toy.command("out", "--epochs", "1", data=unusual)))
-    answers = (toy.folder / "out" / "toy" / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]
-    assert len(answers) == rows.count(b"\n") - 1
-    assert "dev has what train never has, so that nobody can learn it: bad" in said
 
 
 def test_two_commands_in_one_folder(toy: Toy, tune: Tune) -> None:
@@ -123,10 +110,7 @@ with open(sys.argv[1], "a+") as file:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("leaves_group")
-def test_a_run_that_another_process_has_is_waited_for(
-    toy: Toy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_another_process_has_is_waited_for(toy: Toy, monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     lock = toy.folder / "out" / "toy" / "lr0.003-seed1" / "lock"
     lock.parent.mkdir(parents=True)
     for seconds, patience, code in ((60, 0.5, 2), (3, 30.0, 0)):
@@ -134,10 +118,8 @@ def test_a_run_that_another_process_has_is_waited_for(
         with subprocess.Popen([sys.executable, "-c", HOLD, str(lock), str(seconds)], stdout=subprocess.PIPE) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == b"held\n"
-            assert call("run_task", toy.command("out")) == code
+            assert ("is at work in this folder" in tune(toy.command("out"), code=code)) == (code == 2)
             other.kill()
-        disconnect()
-    assert "is at work in this folder" in capsys.readouterr().err
     assert results(toy.folder / "out")["best"] == "lr0.003-seed1"
 
 
@@ -145,9 +127,9 @@ def test_check_writes_nothing(toy: Toy, tune: Tune) -> None:
     before = sorted(toy.folder.rglob("*"))
     printed = tune(toy.command("out", *GRID, "--check"))
     assert sorted(toy.folder.rglob("*")) == before
-    assert re.search(r"toy +classes +40 +24 +6 +4 +10\n", printed)
-    for line in ("learning rates +0.003, 0.001", "seeds +1, 2", "precision +fp32", "at a time +1 of 4 runs"):
-        assert re.search(f"{line} *", printed), line
+    lines = "toy +classes +40 +24 +6 +4 +10\n|learning rates +0.003, 0.001|batch +8|seeds +1, 2|precision +fp32"
+    for line in (*lines.split("|"), "at a time +1 of 4 runs"):
+        assert re.search(line, printed), line
     named = str(toy.folder), str(toy.data), "toy: "  # lines with folders, or of what was seen in the data, are as long
     assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
 
@@ -164,21 +146,18 @@ def test_the_time_limit_stops_a_run(toy: Toy, straight_toy: dict[str, Any]) -> N
 # Side by side.
 
 
-Start = Callable[..., subprocess.Popen[str]]
-"""Starts a command with a worker, as a user does; it ends with the test."""
+def start(toy: Toy, out: str, *more: object) -> subprocess.Popen[str]:
+    """A command with a worker, as a user starts it."""
+    command = [sys.executable, ENTRY, *toy.command(out, *GRID, *more, "--search.jobs", "2")]
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, env={**os.environ, **ENVIRONMENT}, start_new_session=True, **streams)
 
 
 @pytest.fixture
-def start(toy: Toy) -> Iterator[Start]:
+def ended() -> Iterator[list[subprocess.Popen[str]]]:
+    """Commands of a test, which end with it."""
     started: list[subprocess.Popen[str]] = []
-
-    def call(*more: object) -> subprocess.Popen[str]:
-        command = [sys.executable, ENTRY, *toy.command("out", *GRID, *more, "--search.jobs", "2")]
-        pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        started.append(subprocess.Popen(command, env=shell_environment(), start_new_session=True, **pipes))
-        return started[-1]
-
-    yield call
+    yield started
     for process in started:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -206,10 +185,12 @@ def find_worker(out: Path, process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.slow
-def test_runs_side_by_side_are_those_one_after_another(toy: Toy, grid: dict[str, Any], start: Start) -> None:
-    going = start()
-    printed, errors = going.communicate(timeout=200)
-    assert (going.returncode, errors) == (0, "")
+def test_runs_side_by_side_are_those_one_after_another(
+    toy: Toy, grid: dict[str, Any], ended: list[subprocess.Popen[str]]
+) -> None:
+    ended.append(start(toy, "out"))
+    printed, errors = ended[0].communicate(timeout=200)
+    assert (ended[0].returncode, errors) == (0, "")
     score = r"accuracy  dev \d+\.\d"
     for name in NAMES:  # whole lines, also from the worker
         assert len(re.findall(f"^toy {name}  {score} ± .* on 24  ", printed, re.MULTILINE)) == 1
@@ -219,43 +200,27 @@ def test_runs_side_by_side_are_those_one_after_another(toy: Toy, grid: dict[str,
 
 
 @pytest.mark.slow
-def test_a_killed_worker(toy: Toy, long_grid: dict[str, Any], start: Start) -> None:
-    """What it had begun, the command does itself."""
-    going = start(*LONG)
-    os.kill(find_worker(toy.folder / "out", going), signal.SIGKILL)
-    going.communicate(timeout=200)
-    assert going.returncode == 0
+@pytest.mark.parametrize(
+    ("victim", "number", "code"),
+    [("worker", signal.SIGKILL, 0), ("command", signal.SIGKILL, -9), ("command", signal.SIGTERM, 75)],
+)
+def test_a_command_does_what_a_killed_worker_had_begun_and_workers_end_with_their_command(
+    toy: Toy, long_grid: dict[str, Any], ended: list[subprocess.Popen[str]], victim: str, number: int, code: int
+) -> None:
+    """They save first, and the same command goes on with all."""
+    ended.append(start(toy, "out", *LONG))
+    worker = find_worker(toy.folder / "out", ended[0])
+    os.kill(worker if victim == "worker" else ended[0].pid, number)
+    _, errors = ended[0].communicate(timeout=200)
+    assert ended[0].returncode == code
+    assert victim == "worker" or "Traceback" not in errors
+    wait_for(lambda: has_ended(worker))
+    if code:
+        assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
     assert outcome(toy.folder / "out") == long_grid
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, 75)])
-def test_workers_end_with_their_command(
-    toy: Toy, long_grid: dict[str, Any], start: Start, number: int, code: int
-) -> None:
-    """They save first, and the same command goes on with all."""
-    going, out = start(*LONG), toy.folder / "out"
-    worker = find_worker(out, going)
-    os.kill(going.pid, number)
-    _, errors = going.communicate(timeout=100)
-    assert going.returncode == code
-    assert "Traceback" not in errors
-    wait_for(lambda: has_ended(worker))
-    assert_well(fine_tune(toy.command("out", *GRID, *LONG)))
-    assert outcome(out) == long_grid
-
-
-# Launchers and disks.
-
-
-@pytest.mark.slow
-def test_mpirun(toy: Toy, straight_toy: dict[str, Any]) -> None:
-    """torchrun is in docs/finetuning.md, whose commands are typed by tests/test_pages.py."""
-    words = f"mpirun --allow-run-as-root --oversubscribe -n 2 {sys.executable} {ENTRY}"
-    done = run_launcher([*words.split(), *toy.command("ranks")], {}, toy.folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert results(toy.folder / "ranks")["scores"] == straight_toy["toy/results.json"]["scores"]
-    assert results(toy.folder / "ranks")["runs"]["lr0.003-seed1"]["ranks"] == 2
+# Disks.
 
 
 @pytest.mark.slow
@@ -264,7 +229,7 @@ def test_a_full_disk(toy: Toy, disk: Path) -> None:
     assert_well(fine_tune(toy.command("straight"), 2))
     for size, more in ((60, []), (300, ["--checkpoints.every", "2"])):  # too small for a model, for a checkpoint
         subprocess.run(["mount", "-o", f"remount,size={size}k", disk], check=True)
-        errors = assert_ended(launch(toy.command(disk / "out", *more), ranks=2), 2, "No space left on device")
+        errors = assert_ended(launch(toy.command(disk / "out", *more), 2), 2, "No space left on device")
         assert "error: " in errors
         assert not list(disk.rglob("model.safetensors"))
         assert not list(disk.glob("out/toy/*/results.json"))

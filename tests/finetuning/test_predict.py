@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,15 @@ ROWS: dict[Kind, Sequence[Any]] = {
 }
 
 
+@cache
+def load_theirs(kind: Kind, folder: Path) -> tuple[Any, Any]:
+    return MODELS[kind][0].from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+
 @torch.no_grad()
 def pick_their_logits(kind: Kind, folder: Path, row: Any) -> Any:
     """Of one row: (outputs,), for tags (words, tags), for spans (pieces, 2)."""
-    model = MODELS[kind][0].from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = load_theirs(kind, folder)
     settings = {"return_tensors": "pt", "truncation": True, "max_length": SHAPE.positions}
     if kind == "choice":
         inputs = tokenizer([row[0]] * (len(row) - 1), row[1:], padding=True, **settings)
@@ -133,14 +138,11 @@ def copied(folder: Path, target: Path, **task: Any) -> Path:
 
 
 def test_task_json_says_how_text_is_laid_out(folders: dict[Kind, Path], tmp_path: Path) -> None:
-    folder = copied(folders["classes"], tmp_path / "pairs", length=9, fields=["premise", "claim"])
-    model = load(folder)
+    """That of SWAG as in training."""
+    model = load(copied(folders["classes"], tmp_path / "pairs", length=9, fields=["premise", "claim"]))
     row = {"claim": "word3 word4 word5 b", "premise": "a b c d e f g", "id": 7}
     assert model([row]) == model([("a b c d e f g", "word3 word4 word5 b")])
     assert model([row]) == load(folders["classes"])([("a b c", "word3 word4 word5")])
-
-
-def test_swag_is_laid_out_as_in_training(folders: dict[Kind, Path], tmp_path: Path) -> None:
     fields = ["sent1", "sent2", "ending0", "ending1"]
     model = load(copied(folders["choice"], tmp_path / "swag", length=40, fields=fields))
     [answer] = model([["a b c", "word1", "word2 d", "word3"]])
@@ -151,14 +153,14 @@ def test_swag_is_laid_out_as_in_training(folders: dict[Kind, Path], tmp_path: Pa
 
 def test_questions_may_have_no_answer(folders: dict[Kind, Path], tmp_path: Path) -> None:
     """Where task.json has a threshold, and the odds of no answer are above it."""
-    found = {}
-    for name, threshold in (("never", 1e9), ("always", -1e9)):
-        folder = copied(folders["spans"], tmp_path / name, length=40, question=10, threshold=threshold)
-        [found[name]] = load(folder)([PAIRS[0]])
-    assert found["never"]["answer"]
-    share = found["always"].pop("probability")
-    assert found["always"] == {"answer": "", "start": None, "end": None}
-    assert 0 < share <= 1 - found["never"]["probability"]
+    never, always = (
+        load(copied(folders["spans"], tmp_path / str(threshold), length=40, question=10, threshold=threshold))
+        for threshold in (1e9, -1e9)
+    )
+    [found], [none] = never([PAIRS[0]]), always([PAIRS[0]])
+    assert found["answer"]
+    assert 0 < none.pop("probability") <= 1 - found["probability"]
+    assert none == {"answer": "", "start": None, "end": None}
 
 
 def test_long_texts_are_read_to_their_ends(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,14 +185,10 @@ def test_long_texts_are_read_to_their_ends(folders: dict[Kind, Path], monkeypatc
 
 
 def test_entities_of_tags(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    model = load(folders["tags"])
-    logits = np.eye(3)[[0, 1, 2, 1]]
-    monkeypatch.setattr(FineTuned, "logits", lambda *_: Ragged(logits, np.array([4])))
-    [answer] = model(["to New York London"])
-    assert answer["entities"] == [
-        {"type": "X", "text": "New York", "first": 1, "last": 2},
-        {"type": "X", "text": "London", "first": 3, "last": 3},
-    ]
+    monkeypatch.setattr(FineTuned, "logits", lambda *_: Ragged(np.eye(3)[[0, 1, 2, 1]], np.array([4])))
+    [answer] = load(folders["tags"])(["to New York London"])
+    assert [[*each.values()] for each in answer["entities"]] == [["X", "New York", 1, 2], ["X", "London", 3, 3]]
+    assert [*answer["entities"][0]] == ["type", "text", "first", "last"]
 
 
 def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +203,7 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
 
     monkeypatch.setattr(predict, "ROWS", 3)
     monkeypatch.setattr(Path, "open", lambda *_: Stream("".join(f"{text}\n" for text in texts).encode()))
-    answers = []
+    answers: list[Any] = []
     for part in predict.answer_file(model, Path("some.txt"), predict.Predict(Path("model"))):
         answers += part
         assert len(read) <= len(answers) + 1
@@ -239,11 +237,10 @@ def test_what_cannot_answer_is_refused(
 def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:
     copied(folders["classes"], tmp_path / "model")
     assert load(tmp_path)(["a"]) == load(folders["classes"])(["a"])
+    assert load(tmp_path)([]) == []
     for name in ("rte", "sst2"):
         copied(folders["classes"], tmp_path / "glue" / name / "model", length=20)
-    told = f"several tasks; name one of them: {tmp_path / 'glue' / 'rte'}, .*sst2$"
-    assert_refusal(told, load, tmp_path / "glue")
-    assert load(folders["classes"])([]) == []
+    assert_refusal(f"several tasks; name one of them: {tmp_path / 'glue' / 'rte'}, .*sst2$", load, tmp_path / "glue")
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "int8"])
@@ -261,9 +258,7 @@ def test_fewer_bits_say_nearly_the_same(dtype: str, folders: dict[Kind, Path], a
 @pytest.mark.slow
 def test_a_closed_pipe_ends_it_without_a_word(folders: dict[Kind, Path], tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a fine film\n" * 20_000)
-    process = start([*ENTRY, str(folders["score"]), str(tmp_path / "a.txt")])
-    assert process.stdout is not None
-    assert process.stderr is not None
+    process: Any = start([*ENTRY, str(folders["score"]), str(tmp_path / "a.txt")])
     assert json.loads(process.stdout.readline())
     process.stdout.close()
     assert (process.stderr.read(), process.wait()) == ("", -signal.SIGPIPE)

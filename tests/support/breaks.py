@@ -181,7 +181,7 @@ NER: where an entity begins | finetuning/tasks/ner.py
 SQuAD: where an answer begins | finetuning/tasks/spans.py
     - first = np.searchsorted(offsets[:, 1], start, side="right")
     + first = np.searchsorted(offsets[:, 1], start, side="left")
-    finetuning/tasks/test_squad.py finetuning/tasks/test_spans.py
+    finetuning/tasks/test_squad.py
 """
 """The breaks: name and file, the text there, the text in its place, and tests."""
 

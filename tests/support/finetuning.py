@@ -9,11 +9,11 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 from support.base_models import write_bert
@@ -97,9 +97,14 @@ def sentences(draw: random.Random, count: int) -> Iterator[tuple[str, str]]:
         yield " ".join(words), label if draw.random() < 0.9 else draw.choice(list(WORDS))
 
 
-def write_rows(path: Path, rows: Sequence[tuple[str, str]] | Iterator[tuple[str, str]]) -> None:
+def write_rows(path: Path, rows: Iterable[tuple[str, str]]) -> None:
     """A file of texts with their classes."""
     path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+
+
+def read_column(path: Path, number: int) -> list[str]:
+    """A column of a file, without its name."""
+    return [line.split("\t")[number] for line in path.read_text().splitlines()[1:]]
 
 
 def changed(toy: Toy, folder: Path, files: Files) -> Path:
@@ -115,24 +120,21 @@ def changed(toy: Toy, folder: Path, files: Files) -> Path:
 def write_task(toy: Toy, folder: Path) -> Path:
     """Writes a task whose classes a word decides, in the pieces of the tests' shards."""
     others = "the of and water long little people time".split()
-    rows = [
-        f"{others[n % 8]} {others[n % 5]} {word}\t{name}\n"
-        for n in range(24)
-        for word, name in (("river", "wet"), ("mountain", "dry"))
-    ]
-    return changed(toy, folder, dict.fromkeys(["train.tsv", "dev.tsv"], "text\tlabel\n" + "".join(rows)))
+    starts = [f"{others[n % 8]} {others[n % 5]}" for n in range(24)]
+    rows = "".join(f"{start} river\twet\n{start} mountain\tdry\n" for start in starts)
+    return changed(toy, folder, dict.fromkeys(["train.tsv", "dev.tsv"], f"text\tlabel\n{rows}"))
 
 
 # Commands.
 
 
-def be_entry(entry: str, command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
-    """What a rank does: an entry of finetuning/, with a fault."""
+def be_entry(command: Sequence[str], fault: Callable[[], None] | None = None) -> None:
+    """What a rank does: run_task.py, with a fault."""
     from data_prep.common.supervision import exit_now
 
     if fault is not None:
         fault()
-    exit_now(call(entry, command))
+    exit_now(call("run_task", command))
 
 
 def call(entry: str, command: Sequence[str], charts: bool = False) -> int:
@@ -148,20 +150,14 @@ Tune = Callable[..., str]
 """What `tune` of conftest.py is: `call` that returns what is printed."""
 
 
-def launch(
-    command: Sequence[str],
-    ranks: int = 1,
-    fault: Callable[[], None] | None = None,
-    entry: str = "run_task",
-    **more: Any,
-) -> Run:
+def launch(command: Sequence[str], ranks: int = 1, fault: Callable[[], None] | None = None) -> Run:
     """Starts the real command, and lets it go on."""
-    return start(ranks, be_entry, entry, command, fault, **more)
+    return start(ranks, be_entry, command, fault)
 
 
-def fine_tune(command: Sequence[str], ranks: int = 1, seconds: float = 120.0, **more: Any) -> list[Done]:
+def fine_tune(command: Sequence[str], ranks: int = 1) -> list[Done]:
     """The real command, from its beginning to its end."""
-    return launch(command, ranks, **more).wait(seconds)
+    return launch(command, ranks).wait(120)
 
 
 # What a command leaves.
@@ -200,9 +196,8 @@ def timeless(figures: Any) -> Any:
     """Figures without those of the clock."""
     if not isinstance(figures, dict):
         return figures
-    return {
-        name: timeless(value) for name, value in figures.items() if name not in {*TIMES, "seconds", "items_per_second"}
-    }
+    kept = figures.keys() - {*TIMES, "seconds", "items_per_second"}
+    return {name: timeless(value) for name, value in figures.items() if name in kept}
 
 
 # Faults.
@@ -223,18 +218,17 @@ def stop_at(step: int, number: int = signal.SIGTERM) -> None:
 def stop_within_step(step: int) -> None:
     """A fault: in this step, the last rank hears a signal between its first micro-batch and its second."""
     stopping.QUESTION_SECONDS = 0.0
-    calls = [0]
+    calls, step_on = [0], cast(Callable[..., Any], train_step)
 
-    def step_and_signal(
-        engine: Any, batches: Any, rate: float, seeds: Any, loss: Any, mark: Any, gives_up: Callable[[], bool]
-    ) -> Any:
+    def step_and_signal(*arguments: Any) -> Any:
+        *others, gives_up = arguments
         calls[0] += 1
 
         def heard() -> bool:
             os.kill(os.getpid(), signal.SIGTERM)
-            return gives_up()
+            return bool(gives_up())
 
-        return train_step(engine, batches, rate, seeds, loss, mark, heard if calls[0] == step else gives_up)
+        return step_on(*others, heard if calls[0] == step else gives_up)
 
     put(loop, "train_step", step_and_signal)
 
@@ -270,12 +264,13 @@ def kill_at(step: int, run: str = "") -> None:
     put(loop.Tuner, "after_step", after_step_or_die)
 
 
-def slow_steps(seconds: float, first: int = 1) -> None:
-    """A fault: every step takes longer from the first of these on."""
+def slow_steps(seconds: float) -> None:
+    """A fault: every step takes longer, and says so when it begins."""
     make_step = loop.Tuner.step
 
     def slowly(run: loop.Tuner, *arguments: Any) -> None:
-        time.sleep(seconds * (run.state.step + 1 >= first))
+        print("a slow step", flush=True)
+        time.sleep(seconds)
         make_step(run, *arguments)
 
     put(loop.Tuner, "step", slowly)

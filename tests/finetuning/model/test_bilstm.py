@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -14,12 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from support.base_models import write_bert
-from support.commands import refusal
-from support.finetuning import fine_tune, launch, outcome, stop_at
-from support.task_items import LENGTHS, head_of, items_of
-from support.tasks import VOCABULARY
-from support.training import assert_ended, assert_well
+from support.fine_tuned_models import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 from torch import Tensor
 
@@ -27,7 +20,6 @@ from data_prep.common.arrays import Array
 from finetuning.inputs import Encoded
 from finetuning.model.features import EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskBatch, TaskModel, build_bilstm, initialize_bilstm, read_both_ways
-from finetuning.prediction import load
 from finetuning.running.batches import pack
 from finetuning.settings import BiLstm, Features, LayerChoice
 from pretraining.architectures.declaration import build_encoder
@@ -38,7 +30,7 @@ QUIET = replace(SHAPE, dropout=0.0, attention_dropout=0.0)
 SIZES = BiLstm(hidden=8, depth=2)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=8)
 @given(some.lists(some.integers(0, 7), min_size=1, max_size=6))
 def test_sequences_are_read_as_each_alone(lengths: list[int]) -> None:
     torch.manual_seed(1)
@@ -83,8 +75,13 @@ def logits_alone(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_head_says_what_a_plain_one_does_of_items_in_any_company(kind: Kind) -> None:
-    model, items, chosen = model_of(kind).eval(), items_of(kind), np.array([2, 0, 3])
+def test_the_head_says_what_a_plain_one_does_of_items_in_any_company_and_all_learns(kind: Kind) -> None:
+    model, items, chosen = model_of(kind), items_of(kind), np.array([2, 0, 3])
+    assert not hasattr(model, "pooler")
+    model(pack(items, np.arange(len(LENGTHS)))).loss.backward()
+    moved = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
+    assert {"embeddings.word.weight", *(f"lstm.{name}" for name, _ in model.lstm.named_parameters())} <= moved
+    model.eval()
 
     def read(batch: TaskBatch) -> list[Tensor]:
         parts = [model.lstm(part)[0] for part in torch.split(model.encode(batch), list(batch.lengths))]
@@ -93,15 +90,6 @@ def test_the_head_says_what_a_plain_one_does_of_items_in_any_company(kind: Kind)
     with torch.no_grad():
         ours, wanted = model.logits(pack(items, chosen)), logits_alone(model, items, chosen, read)
     torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_of_it_learns(kind: Kind) -> None:
-    model, items = model_of(kind), items_of(kind)
-    assert not hasattr(model, "pooler")
-    model(pack(items, np.arange(len(LENGTHS)))).loss.backward()
-    moved = {name for name, weight in model.named_parameters() if weight.grad is not None and weight.grad.any()}
-    assert {"embeddings.word.weight", *(f"lstm.{name}" for name, _ in model.lstm.named_parameters())} <= moved
 
 
 # ELMo's scheme
@@ -136,7 +124,7 @@ def mixed(model: FeatureModel, batch: TaskBatch) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_layers_are_mixed_and_read_as_the_formula_says(kind: Kind) -> None:
+def test_layers_are_mixed_and_read_as_the_formula_says_and_shares_learn(kind: Kind) -> None:
     model, items, chosen = mix_of(kind), items_of(kind), np.array([2, 0, 3])
 
     def read(batch: TaskBatch) -> list[Tensor]:
@@ -146,12 +134,7 @@ def test_layers_are_mixed_and_read_as_the_formula_says(kind: Kind) -> None:
     with torch.no_grad():
         ours, wanted = model.logits(pack(items, chosen)), logits_alone(model, items, chosen, read)
     torch.testing.assert_close(ours, wanted, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_shares_learn_and_encoders_do_not(kind: Kind) -> None:
-    model = mix_of(kind)
-    model(pack(items_of(kind), np.arange(len(LENGTHS)))).loss.backward()
+    model(pack(items, np.arange(len(LENGTHS)))).loss.backward()
     for parameter in (model.mix, model.scale, *model.lstm.parameters()):
         assert parameter.grad is not None
         assert parameter.grad.any()
@@ -164,7 +147,6 @@ def test_shares_learn_and_encoders_do_not(kind: Kind) -> None:
 
 DEEP = Shape(5, 16, 2, 24, 99, 32).change_learning(pairs=False)
 LAYERS = [layers for layers in get_args(LayerChoice) if layers]
-SENTENCES = "Paris B-LOC\nis O\nin O\nFrance B-LOC\n\nAnna B-PER\nSmith I-PER\nsleeps O\n\n"
 
 
 @pytest.mark.parametrize("layers", LAYERS)
@@ -182,50 +164,15 @@ def test_features_are_the_states_that_they_are_called_and_the_head_learns_alone(
             "embeddings": states[0],
             "last": states[5],
             "second-to-last": states[4],
-            "sum-all": states[1] + states[2] + states[3] + states[4] + states[5],
-            "weighted-last-four": (states[2] + states[3] + states[4] + states[5]) / 4,
-            "weighted-all": (states[1] + states[2] + states[3] + states[4] + states[5]) / 5,
-            "concat-last-four": torch.cat([states[2], states[3], states[4], states[5]], dim=1),
-            "mix": (states[0] + states[1] + states[2] + states[3] + states[4] + states[5]) / 6,
+            "sum-all": torch.stack(states[1:]).sum(0),
+            "weighted-last-four": torch.stack(states[2:]).mean(0),
+            "weighted-all": torch.stack(states[1:]).mean(0),
+            "concat-last-four": torch.cat(states[2:], 1),
+            "mix": torch.stack(states).mean(0),
         }
         torch.testing.assert_close(model.compute_features(batch), wanted[layers][batch.words])
-    optimizer, losses = torch.optim.Adam(model.parameters(), 0.05), []
-    for _ in range(12):
-        optimizer.zero_grad()
-        loss = model(batch).loss
-        loss.backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    assert losses[-1] < 0.5 * losses[0]
-    assert not [name for name, _ in model.named_parameters() if name.startswith(("embeddings", "layers"))]
+    model(batch).loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    assert all(gradient is not None and gradient.any() for gradient in gradients.values())
+    assert not [name for name in gradients if name.startswith(("embeddings", "layers"))]
     assert all(torch.equal(model.frozen.encoders[0].state_dict()[name], weight) for name, weight in before.items())
-
-
-@pytest.mark.slow
-def test_a_run_that_is_stopped_is_the_straight_one(tmp_path: Path) -> None:
-    for name in ("train.txt", "valid.txt", "test.txt"):
-        (tmp_path / name).write_text(SENTENCES * 6)
-    model = write_bert(tmp_path / "model", VOCABULARY)
-
-    def command(out: str) -> list[str]:
-        places = ["--data", tmp_path, "--model", model, "--out", tmp_path / out, "--features", "weighted-all"]
-        settings = "--length 48 --epochs 20 --batch 4 --features.hidden 16 --patience 0".split()
-        alone = ["--precision.dtype", "fp32", "--tags.document_context", "false"]  # as predict.py sees sentences
-        return [str(word) for word in [*places, *settings, *alone, "--learning-rates", "0.02"]]
-
-    assert_well(fine_tune(command("straight"), entry="run_ner"))
-    assert_ended(launch(command("stopped"), fault=partial(stop_at, 4), entry="run_ner"), 75, "after step 4, and saved")
-    assert_well(fine_tune(command("stopped"), entry="run_ner"))
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "straight")
-    folder = tmp_path / "straight" / "ner"
-    lines = (folder / "predictions" / "predictions_dev.txt").read_text().splitlines()
-    said = [line.split()[-1] for line in lines if line.strip()]
-    answers = load(folder, "fp32")([line.split() for line in ("Paris is in France", "Anna Smith sleeps")] * 6)
-    assert len({*said}) > 1, "a tag alone would say little"
-    assert [tag for answer in answers for tag in answer["tags"]] == said  # what it said of the same words then
-    assert not (folder / "model" / "config.json").exists()
-    model.rename(tmp_path / "elsewhere")
-    assert "stands on a model that is not there; put it back" in refusal(load, folder)
-    write_bert(model, VOCABULARY, hidden=48)
-    assert "is not the model that it learned on" in refusal(load, folder)

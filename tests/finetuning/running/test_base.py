@@ -24,14 +24,8 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from finetuning.running.base import (
-    find_model,
-    find_newest_export,
-    find_order,
-    list_casing_doubts,
-    read_fine_tuned,
-    summarize_model,
-)
+from finetuning.running import base
+from finetuning.running.base import find_model
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import list_checkpoints, read_record, write_record
@@ -57,11 +51,11 @@ def write_task(folder: Path, head: TaskHead) -> Path:
 
 def test_a_folder_of_transformers(bert: Path) -> None:
     model = find_model(str(bert))
-    assert (model.folder, model.vocabulary, model.head, list_casing_doubts(model)) == (bert, VOCABULARY, None, [])
+    assert (model.folder, model.vocabulary, model.head, base.list_casing_doubts(model)) == (bert, VOCABULARY, None, [])
     assert model.shape == replace(SHAPE, positions=64).encoder
     assert "pooler.weight" in model.encoder
     assert same(model.encoder, read_encoder(bert)[1])
-    assert f"{bert}: not fine-tuned for a task" in refusal(read_fine_tuned, model, MNLI)
+    assert f"{bert}: not fine-tuned for a task" in refusal(base.read_fine_tuned, model, MNLI)
 
 
 @pytest.mark.parametrize("kind", [BertForSequenceClassification, BertForQuestionAnswering])
@@ -74,7 +68,7 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
     assert model.head is not None
     assert name_class(model.shape, model.head) == kind.__name__
     assert ("pooler.weight" in model.encoder) == model.head.has_pooler
-    weights, notes = read_fine_tuned(model, model.head)
+    weights, notes = base.read_fine_tuned(model, model.head)
     assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.encoder)
     assert notes == ()
 
@@ -93,28 +87,22 @@ def test_a_run_and_its_checkpoints(straight: Path) -> None:
     assert not same(find_model(str(first)).encoder, model.encoder)
 
 
-def test_a_damaged_checkpoint_is_named(straight: Path, tmp_path: Path) -> None:
-    run = shutil.copytree(straight, tmp_path / "run")
-    newest = list_checkpoints(run)[-1]
-    file = next(newest.glob("weight-*"))
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    told = refusal(lambda: find_model(str(run)).encoder)
-    assert f"{file.name}: its SHA-256 is not that of its record" in told
-    (newest / "DAMAGED").touch()
-    assert find_model(str(run)).folder == list_checkpoints(run)[-2]
-
-
-def test_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_named_and_a_run_without_pairs_has_no_pooler(straight: Path, tmp_path: Path) -> None:
     """Earlier versions gave such a run one, which nothing has trained, nor the second segment."""
     run = shutil.copytree(straight, tmp_path / "run")
     newest = list_checkpoints(run)[-1]
     record = read_record(newest)
     record.caller["progress"]["trained_segments"] = 1
     write_record(newest, record)
-    model = find_model(str(run))
-    assert "pooler.weight" not in model.encoder
-    rows = model.encoder["embeddings.segment.weight"]
-    assert torch.equal(rows[0], rows[1])
+    encoder = find_model(str(run)).encoder
+    assert "pooler.weight" not in encoder
+    assert torch.equal(*encoder["embeddings.segment.weight"])
+    file = next(newest.glob("weight-*"))
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    told = refusal(lambda: find_model(str(run)).encoder)
+    assert f"{file.name}: its SHA-256 is not that of its record" in told
+    (newest / "DAMAGED").touch()
+    assert find_model(str(run)).folder == list_checkpoints(run)[-2]
 
 
 def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
@@ -130,22 +118,21 @@ def test_rows_that_belong_to_no_piece_are_left_out(bert: Path) -> None:
     assert "101 pieces, but the model has only 99" in refusal(find_model, str(bert))
 
 
-@pytest.mark.parametrize(
-    ("name", "capital", "cased", "note"),
-    [
-        ("bert-base-cased", True, True, None),
-        ("bert-base-uncased", False, False, None),
-        ("bert", False, False, None),
-        ("bert", False, True, "text is not put into lower case, and the pieces suggest otherwise"),
-        ("bert", True, False, "text is put into lower case, and the pieces suggest otherwise"),
-    ],
-)
+CASINGS = [
+    ("bert-base-cased", True, True, None),
+    ("bert-base-uncased", False, False, None),
+    ("bert", False, False, None),
+    ("bert", False, True, "text is not put into lower case, and the pieces suggest otherwise"),
+    ("bert", True, False, "text is put into lower case, and the pieces suggest otherwise"),
+]
+
+
+@pytest.mark.parametrize(("name", "capital", "cased", "note"), CASINGS)
 def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note: str | None, tmp_path: Path) -> None:
-    pieces = (*PIECES[:-1], "Word") if capital else PIECES
-    folder = write_bert(tmp_path / name, WordPiece(pieces, cased=False))
+    folder = write_bert(tmp_path / name, VOCABULARY if capital else WordPiece(PIECES, cased=False))
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**config, "do_lower_case": not cased}))
-    notes = list_casing_doubts(find_model(str(folder)))
+    notes = base.list_casing_doubts(find_model(str(folder)))
     assert len(notes) == (note is not None)
     assert all(line.startswith(f"{folder}: {note}") for line in notes)
 
@@ -156,16 +143,15 @@ def test_doubts_about_case_are_told(name: str, capital: bool, cased: bool, note:
 def test_the_newest_export_is_taken_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was fine-tuned is none, nor what is half written, nor a folder of shards."""
     monkeypatch.chdir(tmp_path)
-    for age, place in enumerate(["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]):
-        folder = Path(place)
+    places = ["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]
+    for age, folder in enumerate(map(Path, places)):
         folder.parent.mkdir(parents=True, exist_ok=True)
         write_bert(folder, VOCABULARY)
         os.utime(folder / "model.safetensors", (1e9 - age, 1e9 - age))
     write_task(Path("exported/answers"), HEADS["spans"])
     shutil.copytree("build/older", "exported/.newer.tmp")
-    for wanted in ["runs/mini/export", "exported/old", "build/demo-run/export", "build/older"]:
-        assert find_newest_export() == Path(wanted)
-        assert find_model().name == wanted
+    for wanted in places:
+        assert (base.find_newest_export(), find_model().name) == (Path(wanted), wanted)
         shutil.rmtree(wanted)
     assert "there is no exported model here" in refusal(find_model)
     Path("empty").mkdir()
@@ -180,22 +166,28 @@ def find_together(folder: Path, name: str | None, world: World) -> None:
     sys.stdout.write(f"{world.rank} {model.name} {len(model.encoder)} {model.summary().hub_model}\n")
 
 
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [("/runs/mini/glue/sst2/model", "mini-sst2"), ("/data/sst2/model", "data-sst2"), ("/model", "x")],
-)
+FOLDERS = [
+    ("/runs/mini/glue/sst2/model", "mini-sst2"),
+    ("runs/seeds/sst2/model", "seeds-sst2"),
+    ("/data/sst2/model", "data-sst2"),
+    ("/model", "x"),
+]
+
+
+@pytest.mark.parametrize(("folder", "name"), FOLDERS)
 def test_a_fine_tuned_model_is_named_after_its_task_wherever_it_lies(folder: str, name: str) -> None:
-    base, head = BaseSummary("x", False, None, None, 0, []), TaskHead("classes", ("a", "b"))
-    model: Any = SimpleNamespace(summary=lambda: base, folder=Path(folder), head=head, on_hub=False)
-    assert summarize_model(model).name == name
+    own = BaseSummary("x", False, None, None, 0, [])
+    model: Any = SimpleNamespace(summary=lambda: own, folder=Path(folder), head=MNLI, on_hub=False)
+    assert base.summarize_model(model).name == name
 
 
 def test_ranks_find_the_same(straight: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mini").symlink_to(straight)
     done = start(2, take_part, partial(find_together, tmp_path, None)).wait(60)
-    assert [rank.errors for rank in done] == ["", ""]
-    assert [rank.output for rank in done] == [f"{number} runs/mini/export 31 None\n" for number in (0, 1)]
+    assert [(rank.errors, rank.output) for rank in done] == [
+        ("", f"{each} runs/mini/export 31 None\n") for each in (0, 1)
+    ]
     (tmp_path / "runs" / "mini").unlink()
     done = start(2, take_part, partial(find_together, tmp_path, None)).wait(60)
     assert [rank.code for rank in done] == [2, 2]
@@ -222,7 +214,7 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     theirs.save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
     model = find_model(str(tmp_path))
-    weights, notes = read_fine_tuned(model, MNLI)
+    weights, notes = base.read_fine_tuned(model, MNLI)
     assert notes == ()
     batch = make_probe(model.shape, VOCABULARY.special)
     ours = compute_logits(model.shape, MNLI, weights, batch)[0]
@@ -232,30 +224,28 @@ def test_labels_are_taken_by_their_names(upper: bool, tmp_path: Path) -> None:
     assert torch.allclose(ours, given[[2, 0, 1]], atol=1e-5)
 
 
-def named_model(head: TaskHead) -> Any:
-    return SimpleNamespace(name="a/model", head=head)
+def order_of(head: TaskHead, task: TaskHead = MNLI) -> Any:
+    """In which order the task's labels are those of a model with this head, and what is said of it."""
+    model: Any = SimpleNamespace(name="a/model", head=head)
+    return base.find_order(task, model)
 
 
 def test_names_that_nobody_has_given_are_taken_in_order() -> None:
-    generic = replace(MNLI, labels=("LABEL_0", "LABEL_1", "LABEL_2"))
-    order, (note,) = find_order(MNLI, named_model(generic))
+    order, (note,) = order_of(replace(MNLI, labels=("LABEL_0", "LABEL_1", "LABEL_2")))
     assert order is None
-    assert note == (
-        "a/model has the labels LABEL_0, LABEL_1, LABEL_2, the task has contradiction, entailment, neutral: "
-        "taken in this order"
-    )
-    for kind in ("score", "choice", "spans"):
-        assert find_order(HEADS[kind], named_model(HEADS[kind])) == (None, ())
+    assert note.startswith("a/model has the labels LABEL_0, LABEL_1, LABEL_2, the task has contradiction, entailment, ")
+    assert note.endswith("neutral: taken in this order")
+    assert [order_of(HEADS[kind], HEADS[kind]) for kind in ("score", "choice", "spans")] == [(None, ())] * 3
 
 
-@pytest.mark.parametrize(
-    ("has", "message"),
-    [
-        (replace(MNLI, labels=("no", "entailment", "neutral")), "labels no, entailment, neutral, the task has contrad"),
-        (replace(MNLI, labels=("LABEL_0", "LABEL_1")), "a/model has the labels LABEL_0, LABEL_1, the task has contrad"),
-        (replace(MNLI, labels=MNLI.labels[:2]), "only those of the same names can be used"),
-        (HEADS["tags"], "was fine-tuned for tags, but this task asks for classes"),
-    ],
-)
+OTHER_HEADS = [
+    (replace(MNLI, labels=("no", "entailment", "neutral")), "labels no, entailment, neutral, the task has contrad"),
+    (replace(MNLI, labels=("LABEL_0", "LABEL_1")), "a/model has the labels LABEL_0, LABEL_1, the task has contrad"),
+    (replace(MNLI, labels=MNLI.labels[:2]), "only those of the same names can be used"),
+    (HEADS["tags"], "was fine-tuned for tags, but this task asks for classes"),
+]
+
+
+@pytest.mark.parametrize(("has", "message"), OTHER_HEADS)
 def test_other_labels_are_refused(has: TaskHead, message: str) -> None:
-    assert message in refusal(find_order, MNLI, named_model(has))
+    assert message in refusal(order_of, has)

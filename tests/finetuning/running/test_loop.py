@@ -1,17 +1,14 @@
-"""A run of fine-tuning: the same however it is stopped, on any ranks and in any micro-batches; scores without training:
-of a fine-tuned model, of WNLI as the paper answered it, in the leaderboard's zip; and a GPU, which scores as a CPU."""
+"""A run of fine-tuning: the same however it is stopped, on any ranks and in any micro-batches; scores of a fine-tuned
+model without training; and a GPU, which scores as a CPU."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
-import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,48 +17,28 @@ from typing import Any
 
 import pytest
 import torch
-from support.base_models import write_bert
-from support.finetuning import (
-    RECIPE,
-    STEPS,
-    TASK,
-    Toy,
-    Tune,
-    fine_tune,
-    kill_at,
-    launch,
-    metrics,
-    outcome,
-    results,
-    slow_steps,
-    stop_at,
-    stop_within_scoring,
-    stop_within_step,
-    write_rows,
-    write_toy,
-)
+from support import finetuning as tuning
+from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, read_column, results
 from support.marks import slow
 from support.processes import ROOT, wait_for
-from support.tasks import VOCABULARY
 from support.training import assert_ended, assert_well
 
 from finetuning.prediction import load
+from pretraining.processes import stopping
 from pretraining.processes.ending import Code
-from pretraining.processes.stopping import ECHO_SECONDS
 
 MICRO = ["--micro_batch", "3"]
-STOPS: list[tuple[int, Callable[[], None]]] = [
-    (2, partial(stop_at, 2)),
-    (3, partial(stop_within_step, 2)),
-    (5, partial(stop_within_scoring, 5, "dev")),
-    (6, partial(stop_at, 6)),
-    (10, partial(stop_at, STEPS)),
-    (10, partial(stop_within_scoring, STEPS, "dev")),
-    (10, partial(stop_within_scoring, STEPS, "test")),
+Stops = list[tuple[int, Callable[[], None]]]
+STOPS: Stops = [
+    (2, partial(tuning.stop_at, 2)),
+    (3, partial(tuning.stop_within_step, 2)),
+    (5, partial(tuning.stop_within_scoring, 5, "dev")),
 ]
+STOPS += [(6, partial(tuning.stop_at, 6)), (10, partial(tuning.stop_at, tuning.STEPS))]
+STOPS += [(10, partial(tuning.stop_within_scoring, tuning.STEPS, split)) for split in ("dev", "test")]
 """After which step a run is saved: between two lines of the log, within a step, in every kind of evaluation, and at the
 end before anything is scored."""
-FEW_STOPS = [(1, partial(stop_within_step, 2))]
+FEW_STOPS: Stops = [(1, partial(tuning.stop_within_step, 2))]
 RUN = Path("toy") / "lr0.003-seed1"
 WAYS = {"fp32": [], "bf16": ["--precision.dtype", "bf16"], "ZeRO 2": ["--parallel.zero", "2"]}
 BEST = ["--patience", "2", "--epochs", "8", "--evaluations", "2"]
@@ -83,7 +60,7 @@ def stop(toy: Toy, step: int, fault: Callable[[], None], *more: object, ranks: i
     ids=lambda value: f"{len(value)} stops" if isinstance(value, list) else None,
 )
 def test_a_stopped_run_is_the_straight_one_bit_for_bit(
-    toy: Toy, straight_toy: dict[str, Any], way: str, ranks: int, stops: list[tuple[int, Callable[[], None]]]
+    toy: Toy, straight_toy: dict[str, Any], way: str, ranks: int, stops: Stops
 ) -> None:
     """And in fp32 the ranks and the micro-batches, which are not of one size, change nothing but rounding."""
     more = [*MICRO, *WAYS[way]]
@@ -100,7 +77,7 @@ def test_a_stopped_run_is_the_straight_one_bit_for_bit(
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(toy: Toy, straight_toy: dict[str, Any]) -> None:
     for step in (5, 9):
-        run = launch(toy.command("killed", "--checkpoints.every", "2"), fault=partial(kill_at, step))
+        run = launch(toy.command("killed", "--checkpoints.every", "2"), fault=partial(tuning.kill_at, step))
         assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     said = assert_well(fine_tune(toy.command("killed", "--checkpoints.every", "2")))
     assert outcome(toy.folder / "killed") == straight_toy
@@ -118,11 +95,13 @@ def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
     found = [line["dev/pearson"] for line in scored]
     best = found.index(max(found))
     assert len(found) == best + 3 < 16  # two evaluations without a better one, and no more
+    predictions = toy.folder / "straight" / "toy" / "predictions" / "predictions_dev.tsv"
+    said, right = ([*map(float, read_column(path, 1))] for path in (predictions, toy.data / "dev.tsv"))
     told = results(toy.folder / "straight")
     assert told["score"] == max(found)
-    assert told["scores"]["dev"]["pearson"] == pytest.approx(correlation_of_predictions(toy), abs=1e-4)
+    assert told["scores"]["dev"]["pearson"] == pytest.approx(correlation(said, right), abs=1e-4)
     step = scored[best + 1]["step"]
-    stop(toy, step, partial(stop_at, step), *BEST)
+    stop(toy, step, partial(tuning.stop_at, step), *BEST)
     assert_well(fine_tune(toy.command("stopped", *BEST)))
     assert outcome(toy.folder / "stopped") == wanted
 
@@ -130,23 +109,13 @@ def test_an_early_stop_keeps_the_best_weights(toy: Toy, tmp_path: Path) -> None:
 def with_numbers(toy: Toy, data: Path) -> Toy:
     """The toy task with a year for every text, which nothing in it tells."""
     shutil.copytree(toy.data, data)
-    task = (data / "toy.toml").read_text()
-    (data / "toy.toml").write_text(task.replace("classes", "score"))
+    (data / "toy.toml").write_text((data / "toy.toml").read_text().replace("classes", "score"))
     draw = random.Random(3)
     for name in ("train.tsv", "dev.tsv"):
-        texts = [line.split("\t")[0] for line in (data / name).read_text().splitlines()[1:]]
-        write_rows(data / name, [(text, f"{draw.uniform(1776, 1912):.1f}") for text in texts])
+        tuning.write_rows(
+            data / name, [(text, f"{draw.uniform(1776, 1912):.1f}") for text in read_column(data / name, 0)]
+        )
     return dataclasses.replace(toy, data=data)
-
-
-def correlation_of_predictions(toy: Toy) -> float:
-    """What the file of predictions on dev is worth, by the labels."""
-    predictions = toy.folder / "straight" / "toy" / "predictions" / "predictions_dev.tsv"
-    labels, said = (
-        [float(line.split("\t")[1]) for line in path.read_text().splitlines()[1:]]
-        for path in (toy.data / "dev.tsv", predictions)
-    )
-    return correlation(labels, said)
 
 
 def assert_same_but_rounding(found: dict[str, Any], straight: dict[str, Any]) -> None:
@@ -157,15 +126,20 @@ def assert_same_but_rounding(found: dict[str, Any], straight: dict[str, Any]) ->
         assert {**one, "kind": 0} == pytest.approx({**other, "kind": 0}, rel=2e-5)
 
 
+def hang_at_once() -> None:
+    """A fault: no step ends, and a second Ctrl-C counts however soon it comes."""
+    stopping.ECHO_SECONDS = 0.0
+    tuning.slow_steps(60.0)
+
+
 def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict[str, Any]) -> None:
-    run = launch(toy.command("stopped"), fault=partial(stop_at, 3, signal.SIGINT))
+    run = launch(toy.command("stopped"), fault=partial(tuning.stop_at, 3, signal.SIGINT))
     assert_ended(run, Code.INTERRUPTED, "stopped by Ctrl-C after step 3, and saved")
     assert "press Ctrl-C again to end at once" in run.done()[0].output
-    run = launch(toy.command("stopped", "--logging.every", "1"), fault=partial(slow_steps, 60.0, first=5))
-    wait_for(lambda: "4/10" in run.done()[0].output)
+    run = launch(toy.command("stopped"), fault=hang_at_once)
+    wait_for(lambda: "a slow step" in run.done()[0].output)
     run.signal(signal.SIGINT)
     wait_for(lambda: "press Ctrl-C" in run.done()[0].output)
-    time.sleep(ECHO_SECONDS + 0.1)
     run.signal(signal.SIGINT)
     assert_ended(run, Code.INTERRUPTED, "interrupted; the same command continues from the last checkpoint")
     assert_well(fine_tune(toy.command("stopped")))
@@ -199,27 +173,27 @@ def test_where_all_runs_fail_the_command_does(toy: Toy) -> None:
 
 def test_a_split_that_came_later_is_named_and_the_model_answers_it(tmp_path: Path, tune: Tune) -> None:
     """A fine-tuned model scores as it did, without the data that it was trained on."""
-    toy = write_toy(tmp_path / "toy")
-    trained, later = (toy.folder / out / "toy" for out in ("out", "later"))
-    (toy.data / "toy.toml").write_text(TASK.replace('test = "test.tsv"\n', ""))
-    assert "not answered" not in tune(toy.command("out"))
-    left = trained / "lr0.003-seed1" / "checkpoints" / "step-1"
+    toy = tuning.write_toy(tmp_path / "toy")
+    out, later = (toy.folder / name / "toy" for name in ("out", "later"))
+    command = toy.command("out", "--epochs", 0.4)
+    (toy.data / "toy.toml").write_text(tuning.TASK.replace('test = "test.tsv"\n', ""))
+    assert "not answered" not in tune(command)
+    left = out / "lr0.003-seed1" / "checkpoints" / "step-1"
     left.mkdir(parents=True)  # as after a kill
-    (toy.data / "toy.toml").write_text(TASK)
+    (toy.data / "toy.toml").write_text(tuning.TASK)
     told = "toy: test is new or has changed since the best run, which has not answered it: give --evaluate --model"
-    assert told in tune(toy.command("out"))
+    assert told in tune(command)
     assert not left.parent.exists()
-    text = (toy.data / "test.tsv").read_text()
-    again = toy.command("again")
+    again = toy.command("again", "--epochs", 0.2)
     assert "not answered" not in tune(again)
-    (toy.data / "test.tsv").write_text(text + "good film\n")  # has other rows than those that were answered
+    with (toy.data / "test.tsv").open("a") as file:
+        file.write("good film\n")
     assert told in tune(again)
-    (toy.data / "test.tsv").write_text(text)
     (toy.data / "train.tsv").unlink()  # which only training needs
-    tune(toy.command("later", "--evaluate", "--model", trained / "model"))
-    found = results(toy.folder / "later")
-    assert ([*found["runs"]], found["scores"]) == (["scored"], results(toy.folder / "out")["scores"])
-    said = [folder / "predictions" / "predictions_dev.tsv" for folder in (trained, later)]
+    tune(toy.command("later", "--evaluate", "--model", out / "model"))
+    found = results(later.parent)
+    assert ([*found["runs"]], found["scores"]) == (["scored"], results(out.parent)["scores"])
+    said = [folder / "predictions" / "predictions_dev.tsv" for folder in (out, later)]
     assert said[0].read_bytes() == said[1].read_bytes()
     assert (later / "predictions" / "predictions_test.tsv").exists()
     assert not (later / "model").exists()
@@ -231,45 +205,6 @@ def test_what_has_learned_nothing_is_not_scored(toy: Toy, tune: Tune) -> None:
     for flag in ("--seeds", "--batch", "--epochs"):
         assert f"leave out {flag}" in tune(toy.command("out", "--evaluate", flag, 2), code=2)
     assert not (toy.folder / "out").exists()
-
-
-def write_glue(folder: Path) -> None:
-    """WNLI and RTE in a few rows, with test splits."""
-    for name, labels in (("WNLI", ("1", "0", "1")), ("RTE", ("entailment", "not_entailment"))):
-        (folder / name).mkdir(parents=True)
-        for split in ("train", "dev", "test"):
-            rows = [[str(row), "a b", "a c", labels[row % len(labels)]] for row in range(9)]
-            columns = ["index", "sentence1", "sentence2", "label"][: 3 if split == "test" else 4]
-            lines = [columns, *(row[: len(columns)] for row in rows)]
-            (folder / name / f"{split}.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
-
-
-@pytest.mark.slow
-def test_the_leaderboards_zip_is_written_when_it_can_be(
-    tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of what was trained, and of WNLI, which is answered with the majority once, whatever the grid."""
-    write_glue(tmp_path / "glue")
-    out = tmp_path / "out"
-    monkeypatch.setattr("finetuning.tasks.glue.TEST_ROWS", {("rte", "test"): 9, ("wnli", "test"): 9})
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    command = ["--model", write_bert(tmp_path / "model", VOCABULARY), "--data", tmp_path / "glue", "--out", out]
-    command += ["--recipe", tmp_path / "recipe.toml", "--task"]
-    of_rte = [*command, "rte", "--epochs", 1]
-    assert "submission" not in tune(of_rte, "run_glue"), "who names tasks does not want the zip"
-    assert not (out / "submission.zip").exists()
-    tune([*of_rte, "--submission"], "run_glue")
-    with zipfile.ZipFile(out / "submission.zip") as archive:
-        assert sorted(archive.namelist()) == ["RTE.tsv", "WNLI.tsv"]
-        assert archive.read("RTE.tsv") == (out / "rte/predictions/RTE.tsv").read_bytes()
-    (out / "submission.zip").unlink()
-    tune([*command, "wnli", "--glue.wnli_majority", "true", "--seeds", 3], "run_glue")
-    assert (out / "submission.zip").exists()
-    wnli = json.loads((out / "results.json").read_text())["wnli"]
-    assert (list(wnli["runs"]), wnli["scores"]["dev"]["accuracy"]) == (["scored"], pytest.approx(6 / 9))
-    answers = (out / "wnli/predictions/WNLI.tsv").read_text().splitlines()
-    assert answers == ["index\tprediction", *(f"{row}\t1" for row in range(9))]
-    assert not (out / "wnli/model").exists()
 
 
 # On a GPU

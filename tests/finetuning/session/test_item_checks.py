@@ -1,8 +1,11 @@
-"""What a command says before it trains: of its data, and of models and settings that do not fit together."""
+"""What a command says before it trains: of its data, of files that cannot be used, and of models and settings that do
+not fit together."""
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +14,8 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from support.base_models import swapped, write_bert
-from support.finetuning import TASK, Toy, Tune, changed, write_toy
-from support.squad import article, item, write_squad
-from support.tasks import CUTTER, VOCABULARY
+from support.finetuning import TASK, Files, Toy, Tune, changed, write_toy
+from support.tasks import CUTTER, VOCABULARY, article, item, write_squad
 
 from data_prep.common.files import write_json
 from finetuning.session.item_checks import SAMPLE, check_items
@@ -46,25 +48,20 @@ def test_a_check_tells_classes_repetitions_and_what_is_cut(check: Check) -> None
     assert "texts longer than length = 8 are cut off: 5 of 11 of train" in said
 
 
-def test_classes_that_train_lacks_are_named(check: Check) -> None:
+def test_classes_that_train_lacks_are_named_and_of_many_the_first_are_listed(check: Check) -> None:
     task = TASK + 'labels = ["good", "bad", "new"]\n'
-    train, dev = HEAD + "a\tgood\nb\tbad\n", HEAD + "film\tnew\nplot\tbad\n"
-    said = check(task=task, train=train, dev=dev)
+    said = check(task=task, train=HEAD + "a\tgood\nb\tbad\n", dev=HEAD + "film\tnew\nplot\tbad\n")
     assert "dev has what train never has, so that nobody can learn it: new 1" in said
-
-
-def test_of_many_classes_the_first_are_listed(check: Check) -> None:
     rows = HEAD + "".join(f"film {number}\tid{number:02}\n" for number in range(30))
     said = check(train=rows, dev=HEAD + "film\tid07\n")
     assert "id11 1 and 18 classes more; dev id07 1 (the largest alone: 100.0%)" in said
 
 
 def test_nothing_is_said_of_numbers_and_sentences_that_are_well(check: Check) -> None:
-    task = 'name = "toy"\ntrain = "train.tsv"\ndev = "dev.tsv"\nkind = '
-    said = check(task=task + '"score"', train=HEAD + "a\t1\nb\t4\n", dev=HEAD + "c\t2\n")
+    task = TASK.replace('test = "test.tsv"\n', "")
+    said = check(task=task.replace("classes", "score"), train=HEAD + "a\t1\nb\t4\n", dev=HEAD + "c\t2\n")
     assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == []
-    tags = {"train": "a B-PER\nb I-PER\n\nthe O\n", "dev": "a B-PER\n"}
-    said = check(task=task + '"tags"', **tags)
+    said = check(task=task.replace("classes", "tags"), train="a B-PER\nb I-PER\n\nthe O\n", dev="a B-PER\n")
     assert re.findall("^toy: .*", said, re.MULTILINE)[1:] == ["toy: counts: train PER 1; dev PER 1"]
 
 
@@ -72,8 +69,7 @@ def test_questions_are_repetitions_and_their_texts_are_none(toy: Toy, tmp_path: 
     questions = [item(name, question, ["word"]) for name, question in (("1", "which"), ("2", "what"), ("3", "which"))]
     train = write_squad(tmp_path / "train.json", [article("a", [("a word", questions)])])
     dev = write_squad(tmp_path / "dev.json", [article("b", [("the word", [item("4", "which", ["word"])])])])
-    files = ["--model", toy.model, "--train", train, "--dev", dev]
-    command = [*files, "--length", 32, "--spans.question", 8, "--check"]
+    command = ["--model", toy.model, "--train", train, "--dev", dev, "--length", 32, "--spans.question", 8, "--check"]
     assert "squad1: twice in train: 1 of 3 items, such as 'which'\n" in tune(command, "run_squad")
 
 
@@ -83,6 +79,57 @@ def test_of_long_splits_the_lengths_of_a_sample_are_told_as_such() -> None:
     head = TaskHead("classes", ("a", "b", "c"))
     said = list(check_items(SentenceTask("own", head, "accuracy", ("accuracy",), ("text", "other"), {"train": items})))
     assert f"{SAMPLE:,} of train, a sample (" in said[-1]
+
+
+# Files
+
+
+GOOD = f"{HEAD}a good film\tgood\na bad film\tbad\na fine plot\tgood\n"
+LONG = "film " * 10_000
+LABELLED = TASK + 'labels = ["good", "bad"{}]\n'
+TAKEN: dict[str, Files] = {
+    "a-BOM": {name: b"\xef\xbb\xbf" + GOOD.encode() for name in ("train.tsv", "dev.tsv")},
+    "CRLF": {name: GOOD.replace("\n", "\r\n") for name in ("train.tsv", "dev.tsv")},
+    "quotes": {"train.tsv": f'{GOOD}a "fine" film, "good\tgood\n"\tbad\n'},
+    "a-very-long-text": {"dev.tsv": f"{GOOD}{LONG}\tgood\n", "train.tsv": f"{GOOD}{LONG}\tbad\n"},
+    "an-empty-text": {"dev.tsv": f"{GOOD}\tgood\n", "train.tsv": f"{GOOD}\tbad\n"},
+    "more-classes-than-rows": {"toy.toml": LABELLED.format(', "c", "d"'), "train.tsv": GOOD},
+    "one-class-of-several": {"toy.toml": LABELLED.format(""), "train.tsv": f"{HEAD}film\tgood\n"},
+}
+
+
+def test_a_file_is_refused(toy: Toy, tmp_path: Path, tune: Tune) -> None:
+    """Other faults of files, tables, labels and descriptions are in the tests of tasks."""
+    data = changed(toy, tmp_path, {"dev.tsv": f"{GOOD}a great film\tsuperb\n"})
+    errors = tune(toy.command("out", data=data), code=2)
+    assert f"{data}/dev.tsv:5: unknown label 'superb'" in errors
+    assert (errors.count("error: "), "Traceback" in errors) == (1, False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_files_that_are_taken(toy: Toy, tmp_path: Path, tune: Tune) -> None:
+    """One command has them all as tasks, each with what there is to say of it."""
+    folders = {case: changed(toy, tmp_path / case, files) for case, files in TAKEN.items()}
+    for case, folder in folders.items():
+        (folder / "toy.toml").write_text((folder / "toy.toml").read_text().replace('"toy"', f'"{case}"'))
+    _, *options = toy.command("out", "--epochs", "1")
+    said = tune([*(folder / "toy.toml" for folder in folders.values()), *options])
+    for case, folder in folders.items():
+        rows = (folder / "dev.tsv").read_bytes().count(b"\n") - 1
+        lines = (tmp_path / "out" / case / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]
+        answers = {line.split("\t")[1] for line in lines}
+        assert (len(lines), answers <= {"good", "bad", "c", "d"}) == (rows, True), case
+    assert "one-class-of-several: dev has what train never has, so that nobody can learn it: bad" in said
+
+
+def test_a_model_whose_case_does_not_fit_is_warned_of(toy: Toy, tmp_path: Path, tune: Tune) -> None:
+    assert not VOCABULARY.cased
+    model = Path(shutil.copytree(toy.model, tmp_path / "model"))
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    write_json(model / "tokenizer_config.json", {**settings, "do_lower_case": False})
+    (model / "tokenizer.json").unlink()
+    assert f"{model}: text is not put into lower case" in tune([*toy.command("out", "--check"), "--model", model])
 
 
 # Models and settings that do not fit together
@@ -107,37 +154,34 @@ def fit(tmp_path_factory: pytest.TempPathFactory) -> Toy:
     return write_toy(folder)
 
 
-@pytest.mark.parametrize(
-    ("model", "flags", "message"),
-    [
-        ("model", ["--features.layers", "concat-last-four"], "has 2 layers; take last or weighted-all"),
-        ("ltr", ["--backward", "rtl"], "stands beside another model as frozen features; add --features.layers mix"),
-        ("ltr", ["--backward", "other", *MIX], "has another vocabulary than"),
-        ("ltr", ["--backward", "short", *MIX], "short has 40 positions; take --length 40"),
-        ("ltr", ["--backward", "deep", *MIX], "deep: has 3 layers,"),
-        ("model", ["--language_loss", "0.5"], "sees those after it, which are to be predicted; name a model that was"),
-        ("rtl", ["--language_loss", "0.5"], "sees those after it"),
-        ("ltr", ["--language_loss", "-1"], "language_loss"),
-        ("ltr", ["--language_loss", "0.5", *MIX], "frozen encoders do not learn; leave it out, or features.layers"),
-        ("bare", ["--language_loss", "0.5"], "bare has no language head; name the run or the export"),
-        ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
-        ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
-        ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
-        ("model", ["--features.cache_gb", "-1"], "features.cache_gb"),
-    ],
-)
+UNFIT = [
+    ("model", ["--features.layers", "concat-last-four"], "has 2 layers; take last or weighted-all"),
+    ("ltr", ["--backward", "rtl"], "stands beside another model as frozen features; add --features.layers mix"),
+    ("ltr", ["--backward", "other", *MIX], "has another vocabulary than"),
+    ("ltr", ["--backward", "short", *MIX], "short has 40 positions; take --length 40"),
+    ("ltr", ["--backward", "deep", *MIX], "deep: has 3 layers,"),
+    ("model", ["--language_loss", "0.5"], "sees those after it, which are to be predicted; name a model that was"),
+    ("rtl", ["--language_loss", "0.5"], "sees those after it"),
+    ("ltr", ["--language_loss", "-1"], "language_loss"),
+    ("ltr", ["--language_loss", "0.5", *MIX], "frozen encoders do not learn; leave it out, or features.layers"),
+    ("bare", ["--language_loss", "0.5"], "bare has no language head; name the run or the export"),
+    ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
+    ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
+    ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
+    ("model", ["--features.cache_gb", "-1"], "features.cache_gb"),
+]
+
+
+@pytest.mark.parametrize(("model", "flags", "message"), UNFIT)
 def test_what_does_not_fit_is_refused(model: str, flags: list[str], message: str, fit: Toy, tune: Tune) -> None:
     words = [fit.folder / flag if (fit.folder / flag).is_dir() else flag for flag in flags]
     assert message in tune(replace(fit, model=fit.folder / model).command("out", *words), code=2)
     assert not (fit.folder / "out").exists()
 
 
-def test_results_do_not_go_into_the_second_model(fit: Toy, tune: Tune) -> None:
+def test_results_do_not_go_into_the_second_model_and_a_wide_bilstm_is_told(fit: Toy, tune: Tune) -> None:
     second = ("--backward", fit.folder / "rtl", *MIX)
     refused = tune(replace(fit, model=fit.folder / "ltr").command(fit.folder / "rtl", *second), code=2)
     assert f"is what is read, {fit.folder / 'rtl'}" in refused
-
-
-def test_a_bilstm_that_does_not_fit_into_memory_is_told(fit: Toy, tune: Tune) -> None:
     said = tune(fit.command("wide", "--bilstm.hidden", 2_000_000), code=2)
     assert "does not fit into memory; take a smaller model or BiLSTM" in said

@@ -14,22 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from seqeval.metrics.sequence_labeling import get_entities
 from support.commands import refusal
-from support.transformers_models import PIECES
+from support.tasks import CUTTER, VOCABULARY, encode, spell
 from transformers import AutoTokenizer
 
-from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning.files.tag_files import Fields
-from finetuning.inputs import Cutter, Ragged
+from finetuning.inputs import Ragged
 from finetuning.settings import FineTuning, Tags
 from finetuning.tasks.ner import SplitWords, TaggedWords, Tagging, open_ner, open_tags, to_iob2
 from finetuning.tasks.task import Setup, Task
 
-VOCABULARY = WordPiece(PIECES, cased=False)
-CUTTER = Cutter(VOCABULARY)
+SETUP = Setup(CUTTER, FineTuning())
 ORIGINAL = """\
 -DOCSTART- -X- -X- O
 
@@ -47,8 +45,8 @@ Berlin NNP I-NP B-LOC
 Blackburn NNP B-NP I-PER
 """
 """As eng.train is: IOB1, where B- only parts an entity from another of its type."""
-WORDS = ["EU", "rejects", "German", "call", "Bonn", "Berlin", ".", "Blackburn"]
-TAGS = ["B-ORG", "O", "B-MISC", "O", "B-LOC", "B-LOC", "O", "B-PER"]
+WORDS = "EU rejects German call Bonn Berlin . Blackburn".split()
+TAGS = "B-ORG O B-MISC O B-LOC B-LOC O B-PER".split()
 
 
 def write_ner(folder: Path, train: str = ORIGINAL, dev: str = ORIGINAL, **others: str) -> Path:
@@ -65,7 +63,7 @@ def opened(folder: Path, length: int = 128, document_context: bool = False) -> T
 
 
 def tags_of(task: Task, items: Any) -> list[str]:
-    return [task.head.labels[number] for number in items.encode(np.arange(len(items))).labels.values]
+    return [task.head.labels[number] for number in encode(items).labels.values]
 
 
 def logits(task: Task, tags: Sequence[str]) -> Ragged:
@@ -74,59 +72,54 @@ def logits(task: Task, tags: Sequence[str]) -> Ragged:
     return Ragged(np.eye(len(task.head.labels), dtype=np.float32)[numbers], np.array([len(tags)]))
 
 
-def test_the_original_file_is_read_as_iob2(tmp_path: Path) -> None:
-    task = opened(write_ner(tmp_path))
+def keep_two_columns(text: str) -> str:
+    return "".join(f"{line.split(' ')[0]} {line.split(' ')[-1]}" for line in text.splitlines(True))
+
+
+CHANGES: dict[str, Callable[[str], str]] = {
+    "none": str,
+    "BOM": lambda text: "\ufeff" + text,
+    "CRLF": lambda text: text.replace("\n", "\r\n"),
+    "tabs": lambda text: text.replace(" ", "\t"),
+    "blank lines": lambda text: text.replace("\n\n", "\n \t\n\n"),
+    "no last end": lambda text: text.removesuffix("\n"),
+    "two blanks": lambda text: text.replace(" ", "  "),
+    "two columns": keep_two_columns,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_columns_in_all_their_forms_are_read_as_iob2(tmp_path: Path, change: str) -> None:
+    task = opened(write_ner(tmp_path, train=CHANGES[change](ORIGINAL)))
     types = ("LOC", "MISC", "ORG", "PER")
+    train: Any = task.train
     assert task.head.labels == ("O", *(f"{mark}-{name}" for name in types for mark in "BI"))
-    assert isinstance(task.train, TaggedWords)
-    assert (task.train.words.texts, tags_of(task, task.train), len(task.train)) == (WORDS, TAGS, 3)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda text: "\ufeff" + text,
-        lambda text: text.replace("\n", "\r\n"),
-        lambda text: text.replace(" ", "\t"),
-        lambda text: text.replace("\n\n", "\n \t\n\n"),
-        lambda text: text.removesuffix("\n"),
-        lambda text: text.replace(" ", "  "),
-        lambda text: "".join(line.split(" ")[0] + " " + line.split(" ")[-1] for line in text.splitlines(True)),
-    ],
-    ids=["BOM", "CRLF", "tabs", "blank lines", "no last end", "two blanks", "two columns"],
-)
-def test_columns_in_all_their_forms(tmp_path: Path, change: Callable[[str], str]) -> None:
-    task = opened(write_ner(tmp_path, train=change(ORIGINAL)))
-    assert isinstance(task.train, TaggedWords)
-    assert (task.train.words.texts, task.train.words.document_ends.tolist()) == (WORDS, [7, 8])
-    assert tags_of(task, task.train) == TAGS
+    assert (train.words.texts, train.words.document_ends.tolist()) == (WORDS, [7, 8])
+    assert (tags_of(task, train), len(train)) == (TAGS, 3)
 
 
 def test_iob2_stays_and_its_faults_are_mended(tmp_path: Path) -> None:
+    """Marks of last and only words become IOB2."""
     task = opened(write_ner(tmp_path, "A B-PER\nb I-PER\n\nC B-LOC\n", dev="A B-PER\n\nc O\nb I-PER\n"))
     assert tags_of(task, task.train) == ["B-PER", "I-PER", "B-LOC"]
     assert tags_of(task, task.dev["dev"]) == ["B-PER", "O", "B-PER"]
+    found = to_iob2("S-A B-A I-A E-A U-B B-B L-B O".split())
+    assert found == "B-A B-A I-A I-A B-B B-B I-B O".split()
 
 
-def test_marks_of_last_and_only_words_become_iob2() -> None:
-    assert to_iob2(["S-A", "B-A", "I-A", "E-A", "U-B", "B-B", "L-B", "O"]) == [
-        *("B-A", "B-A", "I-A", "I-A", "B-B", "B-B", "I-B", "O")
-    ]
+FAULTS_OF_COLUMNS = [
+    ("", "train.txt: the file is empty"),
+    ("-DOCSTART- -X- O O\n\n", "train.txt: no sentence"),
+    ("a NN B-NP O\nb NN O\n", "train.txt:2: 3 columns; the first word has 4"),
+    ("a\tO\nb\t\n", "train.txt:2: 1 columns; the first word has 2"),
+    ("a\n\nb\n", "train.txt:1: one column alone"),
+    ("a B-PER\nb PER\n", "train.txt:2: tag 'PER'; there should be O, or B-"),
+    ("a O\nM\udcfcnchen B-LOC\n", "train.txt:2: not UTF-8"),
+    ("a B-PER\n", "dev.txt:3: tag 'B-ORG' is not in the training split"),
+]
 
 
-@pytest.mark.parametrize(
-    ("train", "message"),
-    [
-        ("", "train.txt: the file is empty"),
-        ("-DOCSTART- -X- O O\n\n", "train.txt: no sentence"),
-        ("a NN B-NP O\nb NN O\n", "train.txt:2: 3 columns; the first word has 4"),
-        ("a\tO\nb\t\n", "train.txt:2: 1 columns; the first word has 2"),
-        ("a\n\nb\n", "train.txt:1: one column alone"),
-        ("a B-PER\nb PER\n", "train.txt:2: tag 'PER'; there should be O, or B-"),
-        ("a O\nM\udcfcnchen B-LOC\n", "train.txt:2: not UTF-8"),
-        ("a B-PER\n", "dev.txt:3: tag 'B-ORG' is not in the training split"),
-    ],
-)
+@pytest.mark.parametrize(("train", "message"), FAULTS_OF_COLUMNS)
 def test_faults_of_columns_name_the_line(tmp_path: Path, train: str, message: str) -> None:
     assert message in refusal(opened, write_ner(tmp_path, train))
 
@@ -138,44 +131,42 @@ def test_a_missing_split_is_named(tmp_path: Path) -> None:
 
 def test_the_test_split_is_scored_where_it_is_tagged_and_dev_decides(tmp_path: Path) -> None:
     task = opened(write_ner(tmp_path, **{"eng.testb": ORIGINAL}))
-    assert list(task.dev) == ["dev", "test"]
-    assert not task.test
+    assert (list(task.dev), list(task.test)) == (["dev", "test"], [])
     task = opened(write_ner(tmp_path, **{"eng.testb": "EU\nrejects\n"}))
     assert (list(task.dev), list(task.test)) == (["dev"], ["test"])
     task.write_predictions("test", logits(task, ["B-ORG", "O"]), tmp_path)
     assert (tmp_path / "predictions_test.txt").read_text() == "EU B-ORG\nrejects O\n\n"
 
 
-NAMES = ["O", "B-LOC", "B-MISC", "B-ORG", "B-PER", "I-LOC", "I-MISC", "I-ORG", "I-PER"]
-CLASSES = {"names": NAMES, "_type": "ClassLabel"}
+CLASSES = {"names": "O B-LOC B-MISC B-ORG B-PER I-LOC I-MISC I-ORG I-PER".split(), "_type": "ClassLabel"}
 ROWS = [WORDS[:4], WORDS[4:7], WORDS[7:]]
 
 
-def write_parquet(folder: Path, tags: list[list[Any]], feature: Any = None) -> None:
+def open_parquet(folder: Path, tags: list[list[Any]], feature: Any = None) -> Tagging:
     table = pa.table({"id": list("012"), "tokens": ROWS, "pos_tags": [[0]] * 3, "ner_tags": tags})
     if feature:
         info = {"info": {"features": {"tokens": {"feature": {"dtype": "string"}}, "ner_tags": feature}}}
         table = table.replace_schema_metadata({b"huggingface": json.dumps(info).encode()})
-    for name in ("train-00000-of-00001.parquet", "validation-00000-of-00001.parquet"):
-        pq.write_table(table, folder / name)
+    for name in ("train", "validation"):
+        pq.write_table(table, folder / f"{name}-00000-of-00001.parquet")
+    return opened(folder)
 
 
-@pytest.mark.parametrize(
-    "feature", [{"feature": CLASSES, "_type": "Sequence"}, {"feature": CLASSES, "_type": "List"}, [CLASSES]]
-)
-def test_parquet_of_the_hub_says_what_its_numbers_mean(tmp_path: Path, feature: Any) -> None:
-    write_parquet(tmp_path, [[3, 0, 2, 0], [1, 1, 0], [4]], feature)
-    task = opened(tmp_path)
+HUB_TAGS: list[tuple[list[list[Any]], Any]] = [
+    ([[3, 0, 2, 0], [1, 1, 0], [4]], {"feature": CLASSES, "_type": "Sequence"}),
+    ([[3, 0, 2, 0], [1, 1, 0], [4]], {"feature": CLASSES, "_type": "List"}),
+    ([[3, 0, 2, 0], [1, 1, 0], [4]], [CLASSES]),
+    ([[3, 0, 7, 0], [5, 5, 0], [1]], None),
+    ([TAGS[:4], TAGS[4:7], TAGS[7:]], None),
+]
+
+
+@pytest.mark.parametrize(("tags", "feature"), HUB_TAGS)
+def test_parquet_of_the_hub_says_what_its_numbers_mean_or_has_its_order(
+    tmp_path: Path, tags: list[list[Any]], feature: Any
+) -> None:
+    task = open_parquet(tmp_path, tags, feature)
     assert tags_of(task, task.train) == TAGS
-
-
-def test_parquet_without_names_has_the_order_of_the_hub(tmp_path: Path) -> None:
-    for tags in ([[3, 0, 7, 0], [5, 5, 0], [1]], [TAGS[:4], TAGS[4:7], TAGS[7:]]):
-        write_parquet(tmp_path, tags)
-        task = opened(tmp_path)
-        assert tags_of(task, task.train) == TAGS
-    write_parquet(tmp_path, [[3, 0, 7, 0], [5, 9, 0], [1]])
-    assert "row 2: tag 9; there should be a text or a number below 9" in refusal(opened, tmp_path)
 
 
 def write_rows(path: Path, *rows: Any) -> Path:
@@ -191,35 +182,38 @@ def test_a_file_without_documents_says_so_where_they_matter(tmp_path: Path) -> N
 
 def test_own_tags_from_json_lines_are_scored_word_by_word(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"text": ["a", "b"], "pos": ["DET", "NOUN"]}, {"text": ["b"], "pos": ["X"]})
-    files = {"train": [path], "dev": [path]}
-    task = open_tags("pos", files, Setup(CUTTER, FineTuning()), Fields("text", ("pos",)))
+    task = open_tags("pos", {"train": [path], "dev": [path]}, SETUP, Fields("text", ("pos",)))
     assert (task.head.labels, task.metric) == (("DET", "NOUN", "X"), "accuracy")
     assert task.score("dev", logits(task, ["DET", "X", "X"])) == {"accuracy": pytest.approx(2 / 3)}
 
 
 def test_blanks_within_tags_part_no_columns_of_predictions(tmp_path: Path) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a", "b"], "tags": ["B-Work of Art", "I-Work of Art"]})
-    task = open_tags("own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()), Fields())
+    task = open_tags("own", {"train": [path], "dev": [path]}, SETUP, Fields())
     task.write_predictions("dev", logits(task, ["B-Work of Art", "O"]), tmp_path)
     assert (tmp_path / "predictions_dev.txt").read_text() == "a B-Work_of_Art B-Work_of_Art\nb I-Work_of_Art O\n\n"
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"tokens": ["a"], "tags": ["O", "O"]}, ":2: there should be a list of 1 tags"),
-        ({"tokens": "a b", "tags": ["O", "O"]}, ":2: 'tokens' should be a list of words"),
-        ({"tokens": [], "tags": []}, ":2: 'tokens' should be a list of words"),
-        ({"words": ["a"], "tags": ["O"]}, ":2: 'tokens' should be a list of words"),
-        ({"tokens": ["a"]}, ":2: no field ner_tags or tags"),
-        ({"tokens": ["a"], "tags": [None]}, ":2: tag None"),
-        (["a"], ":2: a JSON list"),
-    ],
-)
+FAULTS_OF_ROWS: list[tuple[Any, str]] = [
+    ({"tokens": ["a"], "tags": ["O", "O"]}, "there should be a list of 1 tags"),
+    ({"tokens": "a b", "tags": ["O", "O"]}, "'tokens' should be a list of words"),
+    ({"tokens": [], "tags": []}, "'tokens' should be a list of words"),
+    ({"words": ["a"], "tags": ["O"]}, "'tokens' should be a list of words"),
+    ({"tokens": ["a"]}, "no field ner_tags or tags"),
+    ({"tokens": ["a"], "tags": [None]}, "tag None"),
+    (["a"], "a JSON list"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), FAULTS_OF_ROWS)
 def test_faults_of_rows_name_the_line(tmp_path: Path, row: Any, message: str) -> None:
     path = write_rows(tmp_path / "a.jsonl", {"tokens": ["a"], "tags": ["B-X"]}, row)
-    told = refusal(open_tags, "own", {"train": [path], "dev": [path]}, Setup(CUTTER, FineTuning()), Fields())
-    assert f"{path}{message}" in told
+    assert f"{path}:2: {message}" in refusal(open_tags, "own", {"train": [path], "dev": [path]}, SETUP, Fields())
+
+
+def test_a_number_that_names_no_tag_is_refused(tmp_path: Path) -> None:
+    said = refusal(open_parquet, tmp_path, [[3, 0, 7, 0], [5, 9, 0], [1]])
+    assert "row 2: tag 9; there should be a text or a number below 9" in said
 
 
 TAG = st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"])
@@ -231,6 +225,7 @@ def to_iob1(tags: Sequence[str]) -> list[str]:
     return ["I" + tag[1:] if tag[0] == "B" and before[1:] != tag[1:] else tag for before, tag in pairs]
 
 
+@settings(max_examples=50)
 @given(st.lists(TAG, max_size=12))
 def test_entities_are_the_same_in_both_schemes(tags: list[str]) -> None:
     iob2 = to_iob2(tags)
@@ -250,6 +245,7 @@ def list_entities(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     return found
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(TAG, TAG), min_size=1, max_size=16), st.sets(st.integers(1, 15)))
 def test_scores_are_those_of_conlleval(tmp_path_factory: pytest.TempPathFactory, pairs: Any, cuts: set[int]) -> None:
     """Of sentences cut anywhere; predictions may have any faults of order."""
@@ -269,12 +265,11 @@ def test_scores_are_those_of_conlleval(tmp_path_factory: pytest.TempPathFactory,
 def test_scores_by_hand(tmp_path: Path) -> None:
     """Of four entities two are found, with a third that is none: the type and both ends count."""
     task = opened(write_ner(tmp_path))
-    guess = ["B-ORG", "O", "B-PER", "O", "B-LOC", "I-LOC", "O", "I-PER"]
-    scores = task.score("dev", logits(task, guess))
-    assert (scores["precision"], scores["recall"]) == pytest.approx((2 / 4, 2 / 5))
-    assert scores["accuracy"] == pytest.approx(5 / 8)
+    guess = logits(task, "B-ORG O B-PER O B-LOC I-LOC O I-PER".split())
+    scores = task.score("dev", guess)
+    assert [scores[name] for name in ("precision", "recall", "accuracy")] == pytest.approx([2 / 4, 2 / 5, 5 / 8])
     assert [scores[f"f1_{name}"] for name in ("ORG", "LOC", "PER")] == pytest.approx([1, 0, 2 / 3])
-    task.write_predictions("dev", logits(task, guess), tmp_path)
+    task.write_predictions("dev", guess, tmp_path)
     lines = (tmp_path / "predictions_dev.txt").read_text().split("\n")
     assert lines[4:7] == ["", "Bonn B-LOC B-LOC", "Berlin B-LOC I-LOC"]
 
@@ -285,6 +280,7 @@ def test_scores_by_hand(tmp_path: Path) -> None:
 CUTS = st.lists(st.text("abcdef", min_size=1, max_size=9), min_size=1, max_size=40)
 
 
+@settings(max_examples=50)
 @given(CUTS, st.sets(st.integers(1, 39)), st.sets(st.integers(1, 39)), st.integers(3, 40), st.booleans())
 def test_every_word_is_tagged_once(
     texts: list[str], cuts: set[int], documents: set[int], length: int, context: bool
@@ -293,20 +289,16 @@ def test_every_word_is_tagged_once(
     inner = {cut for cut in documents if cut < len(texts)}
     document_ends = np.array([*sorted(inner), len(texts)])
     sentence_ends = np.array([*sorted({*inner, *(cut for cut in cuts if cut < len(texts))}), len(texts)])
-    words = SplitWords(texts, sentence_ends, document_ends, np.arange(len(texts)))
-    items = TaggedWords(words, CUTTER, length, context)
+    items = TaggedWords(SplitWords(texts, sentence_ends, document_ends, np.arange(len(texts))), CUTTER, length, context)
     order = np.random.default_rng(0).permutation(len(items))
-    encoded = items.encode(order)
-    assert encoded.labels is not None
-    assert encoded.words is not None
+    encoded = encode(items, *order)
     assert sorted(encoded.labels.values.tolist()) == list(range(len(texts)))
     assert encoded.sequences.pieces.lengths.max() <= length
-    for item in range(len(items)):
-        pieces = [PIECES[piece] for piece in encoded.sequences.pieces.row(item)]
+    ends = document_ends if context else sentence_ends
+    for item, pieces in enumerate(spell(items, *order)):
         assert (pieces[0], pieces[-1]) == ("[CLS]", "[SEP]")
         places, numbers = encoded.words.row(item), encoded.labels.row(item)
         assert [pieces[place] for place in places] == [texts[number][0] for number in numbers]
-        ends = document_ends if context else sentence_ends
         assert len({int(np.searchsorted(ends, number, "right")) for number in numbers}) == 1
         seen = "".join(piece.removeprefix("##") for piece in pieces[1:-1])
         bound = ends[np.searchsorted(ends, numbers[0], "right")]
@@ -317,17 +309,14 @@ def test_every_word_is_tagged_once(
 def test_context_is_as_long_on_both_sides() -> None:
     """But at the ends of a document, where all of it is on one side."""
     words = SplitWords(list("abcdefghi"), np.array([2, 4, 5, 7, 9]), np.array([9]))
-    pieces = TaggedWords(words, CUTTER, 7, document_context=True).encode(np.arange(5)).sequences.pieces
-    spelt = ["".join(PIECES[piece] for piece in pieces.row(number)) for number in range(5)]
-    assert spelt == [f"[CLS]{text}[SEP]" for text in ("abcde", "bcdef", "cdefg", "efghi", "efghi")]
+    wanted = [["[CLS]", *text, "[SEP]"] for text in ("abcde", "bcdef", "cdefg", "efghi", "efghi")]
+    assert spell(TaggedWords(words, CUTTER, 7, document_context=True)) == wanted
 
 
 def test_a_word_without_pieces_is_unknown() -> None:
     words = SplitWords(["a", "\x07", "b"], np.array([3]), np.array([3]), np.arange(3))
-    encoded = TaggedWords(words, CUTTER, 8, document_context=False).encode(np.arange(1))
-    assert [PIECES[piece] for piece in encoded.sequences.pieces.values] == ["[CLS]", "a", "[UNK]", "b", "[SEP]"]
-    assert encoded.words is not None
-    assert encoded.words.values.tolist() == [1, 2, 3]
+    items = TaggedWords(words, CUTTER, 8, document_context=False)
+    assert (spell(items), encode(items).words.values.tolist()) == ([["[CLS]", "a", "[UNK]", "b", "[SEP]"]], [1, 2, 3])
 
 
 @pytest.fixture(scope="module")
@@ -337,12 +326,12 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(folder)
 
 
+@settings(max_examples=50)
 @given(texts=st.lists(st.text(string.ascii_letters + "éßж1,.", min_size=1, max_size=8), min_size=1, max_size=10))
 def test_pieces_are_those_of_transformers(texts: list[str], theirs: Any) -> None:
     words = SplitWords(texts, np.array([len(texts)]), np.array([len(texts)]))
-    encoded = TaggedWords(words, CUTTER, 128, document_context=False).encode(np.arange(1))
+    encoded = encode(TaggedWords(words, CUTTER, 128, document_context=False))
     expected = theirs(texts, is_split_into_words=True)
     assert encoded.sequences.pieces.values.tolist() == expected["input_ids"]
     firsts = [expected.word_ids().index(number) for number in range(len(texts))]
-    assert encoded.words is not None
     assert encoded.words.values.tolist() == firsts

@@ -1,34 +1,81 @@
-"""SWAG from CSV with the official columns: what is laid out for the four endings, and what is refused."""
+"""Files of splits: which are found, what is said of those that are missing, and what is held out in their place; and
+SWAG from CSV with the official columns."""
 
 from __future__ import annotations
 
-import csv
+import itertools
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.commands import refusal
-from support.tasks import CUTTER, labels, laid_out, saying
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.commands import assert_refusal, refusal
+from support.tasks import CUTTER, encode, labels, laid_out, saying
 
-from data_prep.common.errors import UserError
+from finetuning.files.splits import choose_held_out, find_splits, list_hub_names, name_files
 from finetuning.settings import FineTuning
 from finetuning.tasks.sentences import SentenceTask
 from finetuning.tasks.swag import open_swag
 from finetuning.tasks.task import Setup
 
-NAMES = ["", "video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source"]
-NAMES += [f"ending{number}" for number in range(4)]
+NAMES = {"train": ("train.csv", *list_hub_names("train")), "test": ("test.csv",)}
+
+
+def lay(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).write_text("")
+    return folder
+
+
+def test_the_first_name_that_is_there_is_taken(tmp_path: Path) -> None:
+    lay(tmp_path, "train-00000-of-00001.parquet")
+    assert find_splits(tmp_path, NAMES) == {"train": [tmp_path / "train-00000-of-00001.parquet"]}
+    lay(tmp_path, "train.csv", "training.csv")
+    assert find_splits(tmp_path, NAMES) == {"train": [tmp_path / "train.csv"]}
+    assert find_splits(tmp_path / "none", NAMES) == {}
+
+
+def test_what_is_needed_and_missing_is_named_with_what_is_there(tmp_path: Path) -> None:
+    lay(tmp_path, "train.csv")
+    assert "test" not in find_splits(tmp_path, NAMES, needed=["train"])
+    told = f"{tmp_path}: the test split is missing: neither test.csv; there is train.csv"
+    assert refusal(find_splits, tmp_path, NAMES, needed=["test"]) == told
+    told = "; python finetuning/fetch.py swag fetches it"
+    assert refusal(find_splits, tmp_path, NAMES, ["test"], "swag").endswith(told)
+
+
+@pytest.mark.parametrize("parts", [["0-of-00002"], ["1-of-00002"], ["0-of-00001", "0-of-00001-abc"]])
+def test_parts_that_make_up_no_whole_are_refused(parts: list[str], tmp_path: Path) -> None:
+    lay(tmp_path, *(f"train-0000{part}.parquet" for part in parts))
+    assert f"but {len(parts)} are there" in refusal(find_splits, tmp_path, NAMES)
+
+
+def test_a_line_names_all_files() -> None:
+    parts = [Path(f"a/train-0000{number}-of-00002.parquet") for number in range(2)]
+    said = "reads a/train-00000-of-00002.parquet, a/train-00001-of-00002.parquet, b/AX.tsv"
+    assert name_files({"train": parts, "ax": [Path("b/AX.tsv")]}) == said
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(), min_size=2), st.floats(0.01, 0.99))
+def test_some_are_held_out_and_never_all(texts: list[str], share: float) -> None:
+    chosen, _ = choose_held_out(Path("a.csv"), texts, share, "rows")
+    assert 0 < sum(chosen) < len(texts)
+    again, _ = choose_held_out(Path("a.csv"), texts[::-1], share, "rows")
+    assert sorted(itertools.compress(texts, chosen)) == sorted(itertools.compress(texts[::-1], again))
+
+
+# SWAG
+
+COLUMNS = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
 
 
 def write_items(path: Path, count: int, labelled: bool = True) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow([*NAMES, *["label"] * labelled])
-        for number in range(count):
-            row = [number, "lsmdc", number, "", f'He sat, "{number}".', "He", "gold", "a.", "b, b.", "c.", "d."]
-            writer.writerow([*row, *[number % 4] * labelled])
+    row = '{0},lsmdc,{0},,"He sat, ""{0}"".",He,gold,a.,"b, b.",c.,d.'
+    rows = [row.format(number) + f",{number % 4}" * labelled for number in range(count)]
+    path.write_text("".join(f"{line}\r\n" for line in (COLUMNS + ",label" * labelled, *rows)))
 
 
 def open_task(folder: Path, **settings: object) -> SentenceTask:
@@ -49,12 +96,12 @@ def test_an_item_is_one_pair_for_each_ending(swag: Path) -> None:
     assert laid_out(task.train, 1) == [
         f'[CLS] he sat , " 1 " . [SEP] he {ending} . [SEP]' for ending in ("a", "b , b", "c", "d")
     ]
-    encoded = task.train.encode(np.array([5, 2]))
+    encoded = encode(task.train, 5, 2)
     assert (len(encoded), encoded.choices, len(encoded.sequences.pieces)) == (2, 4, 8)
     assert labels(task.train) == [0, 1, 2, 3, 0, 1]
     assert (len(task.dev["dev"]), len(task.test["test"])) == (4, 3)
-    assert task.test["test"].encode(np.array([0])).labels is None
-    assert open_task(swag, length=8).train.encode(np.arange(6)).sequences.pieces.lengths.max() == 8
+    assert encode(task.test["test"]).labels is None
+    assert encode(open_task(swag, length=8).train).sequences.pieces.lengths.max() == 8
 
 
 def test_accuracy_counts_the_right_endings(swag: Path, tmp_path: Path) -> None:
@@ -84,8 +131,8 @@ def test_one_file_alone_is_parted(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told(swag: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"none: the train split is missing: .*fetch\.py swag --out .*none fetches"):
-        open_task(tmp_path / "none")
+    missing = r"none: the train split is missing: .*fetch\.py swag --out .*none fetches"
+    assert_refusal(missing, open_task, tmp_path / "none")
     (swag / "val.csv").rename(swag / "elsewhere.csv")
     assert "the dev split is missing: neither val.csv nor dev.csv" in refusal(open_task, swag)
     write_items(swag / "val.csv", 2)
