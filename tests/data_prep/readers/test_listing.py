@@ -13,10 +13,9 @@ from unittest.mock import Mock
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.commands import assert_refusal
+from support.commands import assert_refusal, refusal
 from support.reading import COMPRESS, read, write
 
-from data_prep.common.errors import UserError
 from data_prep.readers import cutting
 from data_prep.readers.cutting import EDGE, read_ends
 from data_prep.readers.formats import demo
@@ -44,21 +43,17 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.timeout(20)
 def test_pipes_sockets_and_devices(folder: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        find_files([str(folder)])
-    lines = str(caught.value).split("\n")
-    assert lines[0] == f"--docs {folder}: 3 of 4 files cannot be read"
-    what = "a pipe, a socket or a device"
-    faults = [f"{folder}/{kind}.txt: {what}" for kind in ("device", "pipe", "socket")]
-    assert lines[1:3] == [f"  {faults[0]} (3 such files)", "    write what comes out of it into a file"]
-    assert "--errors skip leaves out" in lines[3]
+    what, kinds = "a pipe, a socket or a device", ("device", "pipe", "socket")
+    faults = [f"{folder}/{kind}.txt: {what}" for kind in kinds]
+    said = f"--docs {folder}: 3 of 4 files cannot be read\n  {faults[0]} (3 such files)\n    write what comes out of it"
+    assert refusal(find_files, [str(folder)]).startswith(said)
     problems = Problems("skip")
     assert [file.name for file in find_files([str(folder)], problems=problems)] == ["a.txt"]
     assert (sorted(problems.skipped), problems.names[f"{folder}/pipe.txt"]) == (faults, "x/pipe.txt")
-    for name in ("pipe", "socket", "device"):
+    for kind, fault in zip(kinds, faults, strict=True):
         for errors in ("fail", "skip"):
-            with pytest.raises(UserError, match=f"1 of 1 files cannot be read\n  .*{name}.txt: {what}"):
-                find_files([str(folder / f"{name}.txt")], problems=Problems(errors))
+            said = refusal(find_files, [str(folder / f"{kind}.txt")], problems=Problems(errors))
+            assert f"1 of 1 files cannot be read\n  {fault}" in said
 
 
 @pytest.mark.timeout(20)
@@ -66,24 +61,22 @@ def test_links_in_a_circle(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", TEXT)
     for name, target in {"b": "c", "c": "b", "self": "."}.items():
         (tmp_path / name).symlink_to(target)
-    with pytest.raises(UserError) as caught:
-        find_files([str(tmp_path)])
     too_many = "cannot be read: Too many levels of symbolic links"
-    assert str(caught.value) == f"--docs: {tmp_path}/b: {too_many}\n--errors skip leaves it out and lists it"
+    cure = "--errors skip leaves it out and lists it"
+    assert refusal(find_files, [str(tmp_path)]) == f"--docs: {tmp_path}/b: {too_many}\n{cure}"
     problems = Problems("skip")
     assert [file.name for file in find_files([str(tmp_path)], problems=problems)] == ["a.txt"]
     assert problems.skipped == [f"{tmp_path}/{name}: {too_many}" for name in "bc"]
     assert_refusal(too_many, find_files, [str(tmp_path / "b")])
-    with pytest.raises(UserError, match=f"no file that can be read; such as .*{too_many}"):
-        find_files([str(tmp_path / "b")], problems=Problems("skip"))
+    said = f"no file that can be read; such as .*{too_many}"
+    assert_refusal(said, find_files, [str(tmp_path / "b")], problems=Problems("skip"))
 
 
 def test_files_and_folders_that_cannot_be_opened_are_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "x"
     (folder / "closed").mkdir(parents=True)
-    write(folder / "a.txt", TEXT)
-    write(folder / "b.txt", TEXT + "And more.")
-    write(folder / "closed" / "c.txt", TEXT)
+    for name in ("a.txt", "b.txt", "closed/c.txt"):
+        write(folder / name, TEXT + name)
     scan = os.scandir
 
     def refuse(path: str, *arguments: object, **options: object) -> object:
@@ -94,9 +87,9 @@ def test_files_and_folders_that_cannot_be_opened_are_listed(tmp_path: Path, monk
     monkeypatch.setattr(os, "scandir", refuse)
     monkeypatch.setattr(cutting, "open", refuse, raising=False)
     denied = "cannot be read: Permission denied"
-    assert_refusal(f"{folder}/closed: {denied}\n--errors skip leaves it out and lists it", find_files, [str(folder)])
-    with pytest.raises(UserError, match=f"{folder}/b.txt: {denied}\n--errors skip leaves it out and lists it"):
-        find_files([str(folder / "b.txt")])
+    for given, named in ((folder, "closed"), (folder / "b.txt", "b.txt")):
+        said = f"{folder / named}: {denied}\n--errors skip leaves it out and lists it"
+        assert_refusal(said, find_files, [str(given)])
     problems = Problems("skip")
     assert [file.name for file in find_files([str(folder)], problems=problems)] == ["a.txt"]
     assert problems.skipped == [f"{folder}/closed: {denied}", f"{folder}/b.txt: {denied}"]
@@ -120,16 +113,12 @@ def test_the_output_folder_is_not_within_the_text(tmp_path: Path) -> None:
     write(tmp_path / "x" / "a.txt", TEXT)
     (tmp_path / "link").symlink_to("x")
     for docs, out in (("x", "x"), ("x", "x/deep/out"), ("link", "x/out"), ("x", "link/out"), ("*", "x/out")):
-        with pytest.raises(UserError, match=f"--out {tmp_path / out}: lies within --docs"):
-            find_files([str(tmp_path / docs)], out=tmp_path / out)
+        said = f"--out {tmp_path / out}: lies within --docs"
+        assert_refusal(said, find_files, [str(tmp_path / docs)], out=tmp_path / out)
     assert len(find_files([str(tmp_path / "x")], out=tmp_path / "xy")) == 1
     (tmp_path / "x" / "out").mkdir()  # by an earlier run of the same command
     write(tmp_path / "x" / "out" / "shards", TEXT)
     assert len(find_files([str(tmp_path / "x" / "*")], out=tmp_path / "x" / "out")) == 1
-
-
-def key(path: Path) -> str:
-    return read_ends(path, path.stat().st_size).content
 
 
 def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
@@ -138,9 +127,9 @@ def test_a_key_is_the_hash_of_size_head_and_tail(tmp_path: Path) -> None:
         data = os.urandom(size)
         path = write(tmp_path / "x", data)
         os.utime(path, (1, 1))
-        tail = data[max(EDGE, size - EDGE) :]
-        assert key(path) == hashlib.sha256(b"%d " % size + data[:EDGE] + tail).hexdigest()[:16]
-        assert read_ends(str(path), size + 1).content != key(path)
+        key = hashlib.sha256(b"%d " % size + data[:EDGE] + data[max(EDGE, size - EDGE) :]).hexdigest()[:16]
+        assert read_ends(path, size).content == key
+        assert read_ends(str(path), size + 1).content != key
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2", ".zst"])
@@ -148,9 +137,8 @@ def test_the_key_that_goes_with_a_file(tmp_path: Path, suffix: str) -> None:
     data = b'{"text": "%s"}\n' % os.urandom(100_000).hex().encode()
     path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b"\xef\xbb\xbf" + data))
     (file,) = find_files([str(path)])
-    status = path.stat()
-    assert (file.content, file.size) == (key(path), status.st_size)
-    seen = read_ends(path, status.st_size)
+    seen = read_ends(path, path.stat().st_size)
+    assert file.size == path.stat().st_size
     assert (seen.head, seen.content, seen.is_damaged) == (data[:16384], file.content, False)
 
 
@@ -175,9 +163,8 @@ def test_a_head_that_is_damaged(tmp_path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
-    assert_refusal(
-        r"none: cannot be read: No such file or directory\n--errors skip leaves", read_ends, tmp_path / "none", 9
-    )
+    fault = "none: cannot be read: No such file or directory\n--errors skip leaves"
+    assert_refusal(fault, read_ends, tmp_path / "none", 9)
     (tmp_path / "x.gz").symlink_to("/proc/self/mem")
     assert_refusal(r"x.gz: cannot be read: Input/output error", read_ends, tmp_path / "x.gz", 9)
 
@@ -196,9 +183,10 @@ def of_size(folder: Path, *sizes: int, format: str = "sentences", source: str = 
     return files
 
 
-@pytest.mark.parametrize(
-    "sizes", [(1,), (5 << 20, 3, 0, 70 << 20, 1 << 20), (100,) * 1500, ((1 << 31) + 7, 10), ((1 << 20) + 1,) * 9]
-)
+SIZES = [(1,), (5 << 20, 3, 0, 70 << 20, 1 << 20), (100,) * 300, ((1 << 31) + 7, 10), ((1 << 20) + 1,) * 9]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=sum)
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
 def test_every_byte_is_in_exactly_one_span(tmp_path: Path, sizes: tuple[int, ...], suffix: str) -> None:
     files = of_size(tmp_path, *sizes, suffix=suffix, format="mediawiki")
