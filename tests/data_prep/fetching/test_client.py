@@ -19,7 +19,7 @@ from support.website import CONTENT, FETCH, OTHER, SIZE, Site, arguments, names,
 
 from data_prep import fetch
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from support.hub import publish_dataset
-from support.website import CONTENT, OTHER, SIZE, Handler, Request, Site, interrupt, names, run
+from support.website import CONTENT, OTHER, SIZE, Handler, Request, Site, interrupt, names, publish_dataset, run
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
