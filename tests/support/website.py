@@ -13,7 +13,6 @@ import random
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -22,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import ROOT
-from support.commands import run_main
+from support.commands import run_main, wait_for
 
 from data_prep import fetch
 
@@ -60,8 +59,8 @@ class Site:
     """How many more requests for files lose their connection."""
     cut: int = 1_000_000
     """After how many bytes a connection is lost."""
-    reset: bool = False
-    """Whether a lost connection is reset, not closed."""
+    reset: str = ""
+    """A file of the client: once it has all that was sent, a lost connection is reset, not closed."""
     stalls: bool = False
     """Whether a lost connection stays open without a byte."""
     knows_ranges: bool = True
@@ -154,7 +153,8 @@ class Handler(BaseHTTPRequestHandler):
         if lost and site.stalls:
             site.over.wait(30)
         if lost and site.reset:
-            time.sleep(0.1)
+            part = Path(site.reset)
+            wait_for(lambda: part.exists() and part.stat().st_size == first + len(content))
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
