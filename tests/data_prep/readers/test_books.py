@@ -38,10 +38,8 @@ def test_a_book_is_one_document_with_its_chapters_in_order(tmp_path: Path) -> No
 
 
 def test_line_ends_byte_order_marks_and_books_of_hardly_a_word(tmp_path: Path) -> None:
-    text, lines = (
-        "\ufeffOne line\nand another.\n \t\nNew paragraph.\n\n\n\nLast.\n",
-        ["One line and another.", "New paragraph.", "Last."],
-    )
+    text = "\ufeffOne line\nand another.\n \t\nNew paragraph.\n\n\n\nLast.\n"
+    lines = ["One line and another.", "New paragraph.", "Last."]
     texts = {text.replace("\n", end): lines for end in ("\r\n", "\r", "\n")}
     texts |= {" \n\n": [], "Word": ["Word"], "A\x00B \x00": ["A\x00B \x00"]}
     for number, (content, expected) in enumerate(texts.items()):
@@ -100,69 +98,27 @@ def test_gutenberg_marks_may_be_missing(text: str, expected: list[str]) -> None:
     assert book(text) == expected
 
 
-MARKDOWN = """---
-title: A Book
-author: Somebody
----
-# A Book #
-
-A *Subtitle* of Sorts
-=====================
-
-## Chapter 1
-It was a **dark**, _very **stormy**_ night: ***so*** dark. It was _aw_fully cold; 2 * 3 * 4 = 24, snake_case_name.
-Second line of it, with [a link](http://x.org/a_(b) "A title"), <b>HTML</b> &amp; an ![image](y.png).
-
-![Only an image](z.png)
--------
-
-* * *
-
-> A quotation
-> of two lines.
-
-- first item
-- second item,
-  of two lines
-* third
-
-1. one
-2. two
-
-In the year
-1999. It was so.
-
-| a | b |
-|---|---|
-| 1 | 2 |
-
-```python
-print("no text")
-```
-
-Another Heading
----
-
-Dated 1875\\. The \\*end\\*.
-[1]: http://x.org/where
-***
-#
-"""
+MARKDOWN = {
+    "---\ntitle: A Book\nauthor: Somebody\n---\n# A Book #\n\nA *Subtitle* of Sorts\n=====\n\n## Chapter\nText.": [
+        "Text."
+    ],
+    "It was a **dark**, _very **stormy**_ night: ***so*** dark.": ["It was a dark, very stormy night: so dark."],
+    "It was _aw_fully\ncold; 2 * 3 * 4 = 24, snake_case_name.": [
+        "It was awfully cold; 2 * 3 * 4 = 24, snake_case_name."
+    ],
+    'With [a link](http://x.org/a_(b) "A title"), <b>HTML</b> &amp; an ![image](y.png).': ["With a link, HTML & an ."],
+    "![Only an image](z.png)\n-------\n\n* * *\n\n> A quotation\n> of two lines.": ["A quotation of two lines."],
+    "- first item\n- second item,\n  of two lines\n* third": ["first item", "second item, of two lines", "third"],
+    "1. one\n2. two\n\nIn the year\n1999. It was so.": ["one", "two", "In the year 1999. It was so."],
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n```python\nprint('no text')\n```\n\nAnother Heading\n---": [],
+    "Dated 1875\\. The \\*end\\*.\n[1]: http://x.org/where\n***\n#\n": ["Dated 1875. The *end*."],
+}
 
 
 def test_markdown() -> None:
-    assert book(MARKDOWN, "book.md") == [
-        "It was a dark, very stormy night: so dark. It was awfully cold; 2 * 3 * 4 = 24, snake_case_name. "
-        "Second line of it, with a link, HTML & an .",
-        "A quotation of two lines.",
-        "first item",
-        "second item, of two lines",
-        "third",
-        "one",
-        "two",
-        "In the year 1999. It was so.",
-        "Dated 1875. The *end*.",
-    ]
+    for text, expected in MARKDOWN.items():
+        assert book(text, "book.md") == expected
+    assert book("\n\n".join(MARKDOWN), "book.md") == [line for lines in MARKDOWN.values() for line in lines]
 
 
 @pytest.mark.parametrize("before", ["", "\n\n", f"{GUTENBERG_HEAD}{START}\n\n"])

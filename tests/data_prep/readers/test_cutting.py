@@ -100,14 +100,6 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
     assert found == expected or not content
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-def test_compressed_files_have_the_same_records(tmp_path: Path, suffix: str) -> None:
-    content = b"".join(b'{"text": "line %d"}\n' % number for number in range(20_000))
-    path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](content))
-    (span,) = cutting.ranges(path, 1 << 16)
-    assert list(records(span, jsonl.OPENING)) == pieces(content, jsonl.OPENING)
-
-
 class CountingOpening:
     """The opening of JSON lines, which knows how much has been searched for it, and in which buffers."""
 

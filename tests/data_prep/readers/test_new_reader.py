@@ -17,9 +17,7 @@ from data_prep.readers.cutting import ranges, records
 from data_prep.readers.foreign import Foreign
 from data_prep.readers.formats.declaration import Reader
 from data_prep.readers.reader import Document
-
 OLD = Foreign("a pile of old cards", "turn FILE over")
-
 def read(span, options):
     for offset, record in records(span, re.compile(rb"\\n(#)"), options.problems, re.compile(rb"\\n\\Z")):
         text = options.problems.decode(record, span, offset)
@@ -29,7 +27,6 @@ def read(span, options):
         if options.text_field not in fields:
             raise options.explain_missing_text(span.name_place(offset), {})
         yield Document(f"{Path(span.path).name}:{offset}", "", [fields[options.text_field]])
-
 READER = Reader(
     read,
     ranges,

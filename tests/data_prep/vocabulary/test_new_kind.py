@@ -27,30 +27,23 @@ SPECIAL = SpecialPieces("(pad)", "(unk)", "(cls)", "(sep)", "(mask)")
 @dataclass(frozen=True)
 class Characters(Vocabulary):
     kind, file = "characters", TOKENIZER
-
     def list_rules(self):
         return json.dumps(self.pieces).encode()
-
     @property
     def special_pieces(self):
         return SPECIAL
-
     @cached_property
     def continues(self):
         return np.array([piece != " " and piece not in SPECIAL for piece in self.pieces])
-
     def spell(self, ids):
         return "".join(self.pieces[id] for id in ids)
-
     def pipeline(self):
         ids = {piece: number for number, piece in enumerate(self.pieces)}
         pipeline = Tokenizer(models.WordLevel(ids, unk_token=SPECIAL.unk))
         pipeline.pre_tokenizer = pre_tokenizers.Split(Regex("[\\\\s\\\\S]"), "isolated")
         return pipeline
-
     def find_replaced(self, pieces):
         return [[] for _ in pieces]
-
     def list_contents(self):
         full = self.pipeline()
         full.add_special_tokens([*SPECIAL])
@@ -61,23 +54,17 @@ class Characters(Vocabulary):
 class Kind(TokenizerKind):
     vocabulary, title, model, plain = Characters, "characters", "WordLevel", ("characters",)
     is_cased, is_extensible = True, False
-
     def load(self, folder, cased):
         return self.read(folder, read_table(folder / TOKENIZER))
-
     def read(self, folder, tokenizer):
         vocab = tokenizer["model"]["vocab"]
         return Characters(tuple(sorted(vocab, key=vocab.get)), True)
-
     def make_up(self, size, cased):
         return Characters((*SPECIAL, *map(chr, range(0x4E00, 0x4E00 + size)))[:size], True)
-
     def count_words(self, text, ends, cased):
         return Counter(text.tobytes().decode())
-
     def train(self, counts, size, cased):
         return Characters((*SPECIAL, *sorted(counts, key=lambda one: (-counts[one], one)))[:size], True)
-
 KIND = Kind()
 '''
 
@@ -89,11 +76,9 @@ def test_a_kind_is_one_file(tmp_path: Path) -> None:
     out, again = tmp_path / "out", tmp_path / "again"
     small = ("--lengths", "64", "--duplicates", "1", "--workers", "1")
     words = ("--docs", tmp_path / "wiki", "--tokenizer", "characters", "--vocab-size", "100")
-    said = run_entry(root, "data_prep/shard.py", *words, "--out", out, *small)
-    assert "is ready" in said
+    assert "is ready" in run_entry(root, "data_prep/shard.py", *words, "--out", out, *small)
     assert "all is right" in run_entry(root, "data_prep/verify.py", out)
-    masked = run_entry(root, "data_prep/show.py", out)
-    assert "→(mask)" in masked
+    assert "→(mask)" in run_entry(root, "data_prep/show.py", out)
     run_entry(root, "data_prep/shard.py", "--from", out, "--out", again, *small, "--masking", "whole-word")
     theirs = AutoTokenizer.from_pretrained(out)
     assert theirs.convert_ids_to_tokens(theirs("a b", add_special_tokens=False)["input_ids"]) == ["a", " ", "b"]
