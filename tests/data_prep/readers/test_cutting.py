@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import os
 import random
 import re
 import shutil
@@ -260,21 +261,17 @@ def test_a_bomb_takes_little_memory(suffixes: tuple[str, ...], tmp_path: Path) -
     """One record of a gigabyte, or as much of it as is expanded before it is refused, in a process of its own."""
     paths = [write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](bytes(1 << 24)) * 64) for suffix in suffixes]
     assert max(path.stat().st_size for path in paths) < 4 << 20
-    code = (
-        "import sys, resource; from pathlib import Path; from data_prep.readers import compression, cutting\n"
-        "from data_prep.readers.formats.declaration import list_readers\n"
-        "from data_prep.readers.reader import Options, Problems\n"
-        "cutting.LARGEST_DOCUMENT, compression.EXPANDS_FREELY = 1 << 24, 1 << 28\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "for path in map(Path, sys.argv[1:]):\n"
-        "    problems = Problems('skip')\n"
-        "    (span,) = list_readers()['jsonl'].spans(path, 1 << 20)\n"
-        "    assert list(list_readers()['jsonl'].read(span, Options(problems))) == []\n"
-        "    assert len(problems.skipped) == 2, problems.skipped\n"
-        "    assert 'as a bomb does' in problems.skipped[1]\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True)
+    code = """import sys, resource; from pathlib import Path; from data_prep.readers import compression, cutting
+from support.reading import read
+cutting.LARGEST_DOCUMENT, compression.EXPANDS_FREELY = 1 << 24, 1 << 28
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in map(Path, sys.argv[1:]):
+    documents, problems = read(path, "jsonl", "skip")
+    assert documents == [] and len(problems.skipped) == 2 and "as a bomb does" in problems.skipped[1], problems.skipped
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) < 150_000  # kilobytes
 
 

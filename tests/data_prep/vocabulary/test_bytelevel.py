@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -107,15 +106,6 @@ def read(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Read(vocabulary, expected, vocabulary.encoder())
 
 
-def every_character() -> Iterator[str]:
-    """Texts with every character between letters, digits, blanks and marks; of the planes without characters some."""
-    for first in range(0, 0x110000, 64):
-        if first >> 16 not in (0, 1, 2, 3, 14) and first % 1024:
-            continue
-        block = [chr(code) for code in range(first, first + 64) if not 0xD800 <= code < 0xE000]
-        yield "".join(f"a{one}1{one}{one} {one}! {one}a  {one}'s{one}" for one in block)
-
-
 CHARACTERS = [*" \n\t'srevmldtlA1!é中Ω\u00a0\u2003\u0301\u200d\u0085😀²①", "'ll", "  ", "e\u0301", "가", "<mask>"]
 
 
@@ -143,7 +133,11 @@ def test_of_equal_pairs_that_overlap_the_first_is_merged() -> None:
 
 @pytest.mark.slow
 def test_every_character_is_in_the_class_of_the_library(read: Read) -> None:
-    read.require_equal([*every_character()])
+    """Between letters, digits, blanks and marks; of the planes without characters some."""
+    codes = (code for code in range(0x110000) if code >> 16 in (0, 1, 2, 3, 14) or code % 1024 < 64)
+    characters = [chr(code) for code in codes if not 0xD800 <= code < 0xE000]
+    texts = [f"a{one}1{one}{one} {one}! {one}a  {one}'s{one}" for one in characters]
+    read.require_equal(["".join(texts[first : first + 64]) for first in range(0, len(texts), 64)])
 
 
 def test_a_table_of_words_that_grew_too_large_starts_anew(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,9 +207,9 @@ def test_pieces_are_spelled_as_text() -> None:
     ids = vocabulary.encoder().encode_texts([f" {TEXT}"]).ids.tolist()
     assert vocabulary.spell(ids) == TEXT
     pieces = dict(zip(vocabulary.pieces, range(len(vocabulary)), strict=True))
-    river = [pieces["Ġ"], pieces["r"], pieces["."], pieces["ä"], pieces["<mask>"]]
-    assert [bool(vocabulary.continues[id]) for id in river] == [False, True, False, True, False]
-    assert [bool(vocabulary.is_close[id]) for id in river] == [False, True, True, True, False]
+    river = [pieces[piece] for piece in ("Ġ", "r", ".", "ä", "<mask>")]
+    assert vocabulary.continues[river].tolist() == [False, True, False, True, False]
+    assert vocabulary.is_close[river].tolist() == [False, True, True, True, False]
     assert [vocabulary.spellings[id] for id in river] == [" ", "r", ".", r"\xe4", "<mask>"]
     assert (vocabulary.marks[pieces["."]], vocabulary.texts[pieces["<mask>"]]) == (2, "")
     cut = vocabulary.encoder().encode_texts([" riverbank"]).ids.tolist()
