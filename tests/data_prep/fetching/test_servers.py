@@ -99,7 +99,7 @@ def test_a_mirror_continues_what_the_official_site_began(site: Site, mirror: Sit
 
 def test_what_wikipedia_does_not_have(site: Site) -> None:
     message = run("wikipedia", "--language", "xx", "--mirror", site.url, code=2)
-    assert re.search(f"404[\s\S]*the dates that there are: {site.url}/xxwiki/", message)
+    assert re.search(rf"404[\s\S]*the dates that there are: {site.url}/xxwiki/", message)
     site.put("/enwiki/20250601/enwiki-20250601-sha1sums.txt", b"0" * 40 + b"  enwiki-20250601-site_stats.sql.gz\n")
     assert "try an earlier --date" in run("wikipedia", "--date", "20250601", "--mirror", site.url, code=2)
 
