@@ -276,7 +276,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"""
 
 
 @pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".xz"), ".zst"])
-def test_the_text_before_a_cut_is_the_same_in_blocks_of_any_size(
+def test_blocks_of_any_size_give_the_text_before_a_cut(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = COMPRESS[suffix](b"a " * 100_000 + random.Random(1).randbytes(200_000).hex().encode())

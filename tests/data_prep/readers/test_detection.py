@@ -81,9 +81,7 @@ ENCODED = [
 
 
 @pytest.mark.parametrize(("encoding", "text", "content"), ENCODED)
-def test_text_in_another_encoding_is_refused_with_a_cure_that_works(
-    tmp_path: Path, encoding: str, text: str, content: bytes
-) -> None:
+def test_another_encoding_is_refused_with_a_cure(tmp_path: Path, encoding: str, text: str, content: bytes) -> None:
     """Also if the examined beginning of the file ends inside a character."""
     for name in ("a", "a.txt"):
         path, fault = write(tmp_path / name, content), f"{tmp_path / name}: text in {encoding.upper()}"

@@ -6,7 +6,6 @@ import gzip
 import hashlib
 import os
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -25,24 +24,16 @@ from data_prep.readers.sources import SourceFile, find_files, make_bundles
 TEXT = "A text of some words.\nIt has two lines, and more than that.\n\nAnd paragraphs.\n"
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
-    """Makes a folder with a text, and with all that no text is."""
+@pytest.mark.timeout(20)
+def test_pipes_sockets_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "x"
     folder.mkdir()
+    monkeypatch.chdir(folder)  # the name of a socket may not be long
     write(folder / "a.txt", TEXT)
-    os.mkfifo(folder / "pipe.txt")
+    os.mkfifo("pipe.txt")
+    (folder / "device.txt").symlink_to("/dev/zero")
     with socket.socket(socket.AF_UNIX) as server:
-        here = Path.cwd()
-        os.chdir(folder)  # the name of a socket may not be long
         server.bind("socket.txt")
-        os.chdir(here)
-        (folder / "device.txt").symlink_to("/dev/zero")
-        yield folder
-
-
-@pytest.mark.timeout(20)
-def test_pipes_sockets_and_devices(folder: Path) -> None:
     what, kinds = "a pipe, a socket or a device", ("device", "pipe", "socket")
     faults = [f"{folder}/{kind}.txt: {what}" for kind in kinds]
     said = f"--docs {folder}: 3 of 4 files cannot be read\n  {faults[0]} (3 such files)\n    write what comes out of it"
@@ -233,13 +224,15 @@ def test_demo_reads_documentation_strings(tmp_path: Path) -> None:
     assert read(write(tmp_path / "short.py", '"""Too short."""'), "demo")[0] == []
 
 
-@pytest.mark.slow
-def test_demo_is_on_every_machine() -> None:
-    files = demo.files()
-    assert len(files) > 100
-    assert files == sorted(set(files))
-    assert not any("test" in path.parts for path in files)
-    found = find_files(["demo"], None)
-    assert len(found) == len(files)
-    assert {(file.source, file.format) for file in found} == {("demo", "demo")}
+def test_the_demo_is_every_second_module_of_this_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for tests, and for packages of another Python inside it."""
+    for name in "a.py b.py c/d.py e.py h.txt c/site-packages/f.py test/g.py c/tests/h.py".split():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, f"x = '{name}'")
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    assert demo.halves() == ([tmp_path / "a.py", tmp_path / "c/d.py"], [tmp_path / "b.py", tmp_path / "e.py"])
+    found = find_files(["demo"])
+    assert [(file.source, file.format, Path(file.path)) for file in found] == [
+        ("demo", "demo", p) for p in demo.files()
+    ]
     assert all(file.name.count("/") == 2 for file in found)

@@ -50,9 +50,8 @@ def test_a_reader_is_one_file(tmp_path: Path) -> None:
     small = ("--lengths", "64", "--duplicates", "1", "--workers", "1", "--vocab-size", "300")
 
     def shard(*words: object, code: int = 0) -> str:
-        return run_entry(
-            root, "data_prep/shard.py", "--docs", mine, "--out", tmp_path / "out", *small, *words, code=code
-        )
+        places = ("--docs", mine, "--out", tmp_path / "out")
+        return run_entry(root, "data_prep/shard.py", *places, *small, *words, code=code)
 
     assert "--text-field mine=FIELD names the field" in shard(code=2)
     assert "there is cards, mediawiki, wikiextractor," in shard("--format", "deck", code=2)
