@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import assert_refusal
-from support.reading import detected, passages, read, write
+from support.reading import COMPRESS, detected, passages, read, write
 
 from data_prep.readers import cutting
 from data_prep.readers.extraction import sample_sources
@@ -209,7 +209,7 @@ def test_sentences_or_a_book(tmp_path: Path, name: str, text: str, format: str) 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_a_sample_of_a_long_text_is_its_beginning(suffix: str, tmp_path: Path) -> None:
     data = "Ein Satz, nämlich dieser hier.\n\n" * 300_000
-    path = write(tmp_path / f"a.txt{suffix}", gzip.compress(data.encode()) if suffix else data)
+    path = write(tmp_path / f"a.txt{suffix}", COMPRESS[suffix](data.encode()))
     before = psutil.Process().io_counters().read_chars
     ((_, sample),) = sample_sources(find_files([str(path)]), Settings(), ())
     assert 500_000 < len(sample) < 600_000

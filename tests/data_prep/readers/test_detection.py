@@ -19,7 +19,7 @@ from typing import Literal
 import psutil
 import pytest
 from support.commands import assert_refusal, refusal
-from support.reading import detected, passages, write
+from support.reading import COMPRESS, detected, passages, write
 
 from data_prep.readers.foreign import not_text
 from data_prep.readers.reader import Problems
@@ -160,7 +160,7 @@ def test_a_cure_of_json_cures(tmp_path: Path, name: str, content: bytes, fault: 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_only_the_head_of_a_file_is_read(tmp_path: Path, suffix: str) -> None:
     data = random.Random(1).randbytes(1 << 19).hex().encode()
-    path = write(tmp_path / f"a.txt{suffix}", gzip.compress(data) if suffix else data)
+    path = write(tmp_path / f"a.txt{suffix}", COMPRESS[suffix](data))
     detected(path)
     before = psutil.Process().io_counters().read_chars
     detected(path)

@@ -30,16 +30,12 @@ def fill(folder: Path, **files: str | bytes) -> Path:
     return folder
 
 
-def formats(format: str | None) -> dict[str, str] | None:
-    return {"": format} if format else None
+def names(*arguments: object) -> list[str]:
+    return [file.name for file in find_files([*map(str, arguments)])]
 
 
-def names(*arguments: object, format: str | None = None) -> list[str]:
-    return [file.name for file in find_files([*map(str, arguments)], formats(format))]
-
-
-def message(*arguments: object, format: str | None = None) -> str:
-    return refusal(find_files, [*map(str, arguments)], formats(format))
+def message(*arguments: object, format: str = "") -> str:
+    return refusal(find_files, [*map(str, arguments)], {"": format} if format else None)
 
 
 # What is found
@@ -101,13 +97,11 @@ def test_files_that_a_shell_spelled_out_are_one_source(tmp_path: Path, monkeypat
 
 
 def test_missing_paths_and_folders_with_nothing_in_them(tmp_path: Path) -> None:
-    assert message(tmp_path) == f"--docs {tmp_path}: an empty folder"
-    assert message(tmp_path / "none") == f"--docs {tmp_path}/none: no such file or folder"
-    assert message(tmp_path / "*.txt") == f"--docs {tmp_path}/*.txt: no such file or folder"
-    assert message("label=") == "--docs label=: no such file or folder"
+    for given in (tmp_path / "none", tmp_path / "*.txt", "label="):
+        assert message(given) == f"--docs {given}: no such file or folder"
     fill(tmp_path / "w", _dot_hidden=TEXT, a__b___x=TEXT)
     (tmp_path / "z/a/b").mkdir(parents=True)
-    for name in "wz":
+    for name in ("w", "z", "z/a/b"):
         assert message(tmp_path / name) == f"--docs {tmp_path}/{name}: an empty folder"
     fill(tmp_path / "y", a_dot_txt="", b__c_dot_txt="")
     for name in ("y", "y/a.txt"):
@@ -115,15 +109,14 @@ def test_missing_paths_and_folders_with_nothing_in_them(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    png = b"\x89PNG\r\n\x1a\n\x00\xff"
-    folder = fill(tmp_path / "x", a_dot_html="<html>", b_dot_png=png, d_dot_png=png, c_dot_txt=TEXT)
+    folder = fill(tmp_path / "x", a_dot_html="<html>", b_dot_png=b"\x89PNG", d_dot_png=b"\x89PNG", c_dot_txt=TEXT)
     lines = message(folder).split("\n")
     assert lines[:2] == [f"--docs {folder}: 3 of 4 files cannot be read", f"  {folder}/a.html: a web page"]
-    cures = [
+    skip, say = (
         "--errors skip leaves out what cannot be read, and lists it",
         "or --format x=text reads all of x as plain text",
-    ]
-    assert lines[3:] == [f"  {folder}/b.png: an image (2 such files)", *cures]
+    )
+    assert lines[3:] == [f"  {folder}/b.png: an image (2 such files)", skip, say]
 
 
 def test_each_way_out_that_the_message_names_is_one(tmp_path: Path) -> None:
