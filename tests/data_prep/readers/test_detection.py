@@ -200,6 +200,7 @@ UNKNOWN = [
     ("a.html", b"<html>text</html>", "a web page"),
     ("a.py", b"x = 1\n", "of no format that is known"),
     ("file", b"caf\xe9, latin-1\n" * 9, "of no format that is known"),
+    ("a.txt.gz", b"no archive", "truncated or damaged .gz, or not compressed at all\n    fetch or pack it anew"),
 ]
 
 

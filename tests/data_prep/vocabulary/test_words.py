@@ -97,8 +97,8 @@ def test_long_words_with_the_same_key_are_told_apart() -> None:
 
 
 def test_a_table_that_grows_keeps_its_words() -> None:
-    sentences = [" ".join(map(str, range(first, first + 1000))) for first in range(0, 50_000, 1000)]
-    sentences += [f"{number:020}" for number in range(3000)]
+    sentences = [" ".join(map(str, range(first, first + 1000))) for first in range(0, 80_000, 1000)]
+    sentences += [f"{number:020}" for number in range(40_000)]
     table = WordTable(False)
     assert in_words(table, sentences) == [sentence.split() for sentence in sentences]
     assert table.words() == " ".join(sentences).split()
