@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import write_wiki
 from support.base_models import write_bert
-from support.hub import publish_model
 from support.sharding import command, run, tree
-from support.website import Site
+from support.website import Site, publish_model
 from transformers import AutoTokenizer
 
 from data_prep.shards import Manifest
@@ -18,7 +17,7 @@ from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

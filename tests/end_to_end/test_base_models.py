@@ -13,13 +13,12 @@ import torch
 from conftest import write_wiki
 from support.base_models import swapped, write_bert
 from support.commands import run_main
-from support.hub import downloads, publish_model, read_settings_anew
 from support.marks import slow
 from support.processes import Done
 from support.sharding import run as shard
 from support.training import FEW, SAVES, Place, assert_ended, assert_refused, records, stopped_at, train
 from support.transformers_models import change_config
-from support.website import Site
+from support.website import Site, downloads, publish_model, read_settings_anew
 from transformers import AutoTokenizer
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
@@ -33,7 +32,7 @@ from pretraining.huggingface.folders import read_folder
 STILL = [*FEW, "--phases.0.learning_rate", "1e-30"]
 """a step of each phase that changes nothing"""
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 
 
 @pytest.fixture

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.commands import run_main
-from support.hub import publish_dataset
 from support.tasks import CUTTER
-from support.website import CONTENT, OTHER, Site, arguments, names
+from support.website import CONTENT, OTHER, Site, arguments, names, publish_dataset
 
 from data_prep.readers.formats import demo
 from finetuning import fetch
@@ -24,7 +23,7 @@ from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
 from finetuning.tasks.task import Setup
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 

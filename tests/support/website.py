@@ -1,26 +1,32 @@
-"""A web server on this machine that drops connections, forgets ranges, changes files and says no."""
+"""Web sites on this machine that drop connections, forget ranges, change files and say no, also as the hub speaks.
+
+PYTEST_DONT_REWRITE: a test module that names this one in `pytest_plugins` for its fixtures has imported it before.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+import os
 import random
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import pytest
 from conftest import ROOT
-from support.commands import run_main
+from support.commands import run_main, wait_for
 
 from data_prep import fetch
 
 FETCH = str(ROOT / "data_prep" / "fetch.py")
+COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
 SIZE = 3_000_000
 CONTENT, OTHER = random.Random(1).randbytes(SIZE), random.Random(2).randbytes(SIZE)
 
@@ -53,8 +59,8 @@ class Site:
     """How many more requests for files lose their connection."""
     cut: int = 1_000_000
     """After how many bytes a connection is lost."""
-    reset: bool = False
-    """Whether a lost connection is reset, not closed."""
+    reset: str = ""
+    """A file of the client: once it has all that was sent, a lost connection is reset, not closed."""
     stalls: bool = False
     """Whether a lost connection stays open without a byte."""
     knows_ranges: bool = True
@@ -147,12 +153,14 @@ class Handler(BaseHTTPRequestHandler):
         if lost and site.stalls:
             site.over.wait(30)
         if lost and site.reset:
-            time.sleep(0.1)
+            part = Path(site.reset)
+            wait_for(lambda: part.exists() and part.stat().st_size == first + len(content))
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def serve() -> Iterator[Site]:
-    """Runs a web site until the test is over."""
+@pytest.fixture
+def site() -> Iterator[Site]:
+    """A web site until the test is over."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads, server.block_on_close = True, False
     site = Site(url=f"http://127.0.0.1:{server.server_address[1]}")
@@ -163,6 +171,21 @@ def serve() -> Iterator[Site]:
     site.over.set()
     server.shutdown()
     server.server_close()
+
+
+mirror = site
+"""another one"""
+
+
+@pytest.fixture
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty folder to work in, no proxy, and nothing of the user's own settings for the hub."""
+    for name in [name for name in os.environ if name.startswith("HF_") or name.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
 
 
 def arguments(*more: object) -> list[str]:
@@ -180,3 +203,48 @@ def names(folder: Path) -> list[str]:
 
 def interrupt(_: float) -> None:
     raise KeyboardInterrupt
+
+
+def publish_model(site: Site, name: str, folder: Path) -> None:
+    """Shows the files of a folder as the hub shows those of a model."""
+    site.commit = COMMIT
+    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    for at in ("", "/revision/main", f"/revision/{COMMIT}"):
+        siblings = [{"rfilename": file} for file in names]
+        site.replies[f"/api/models/{name}{at}"] = {"id": name, "sha": COMMIT, "siblings": siblings}
+    site.replies[f"/api/models/{name}/tree/{COMMIT}"] = [
+        {"type": "file", "path": file, "size": (folder / file).stat().st_size, "oid": f"{number:040}"}
+        for number, file in enumerate(names)
+    ]
+    for file in names:
+        for revision in ("main", COMMIT):
+            site.put(f"/{name}/resolve/{revision}/{file}", (folder / file).read_bytes())
+
+
+def read_settings_anew(folder: Path) -> None:
+    """A fault: a rank works in a folder, and reads the settings of the hub, which the library reads once, anew."""
+    os.chdir(folder)
+    importlib.reload(importlib.import_module("huggingface_hub.constants"))
+
+
+def downloads(site: Site, file: str) -> int:
+    """How often a file was sent."""
+    return sum(request.path.endswith(f"/{file}") and request.sent > 0 for request in site.requests)
+
+
+def publish_dataset(site: Site, cdn: Site, dataset: str, files: dict[str, bytes]) -> None:
+    """Publishes a data set as the hub shows it, with the files on another server."""
+    api, commit = f"/api/datasets/{dataset}", hashlib.sha1(dataset.encode()).hexdigest()
+    site.replies[api] = {"id": dataset, "sha": commit}
+    site.replies[f"{api}/tree/{commit}"] = [{"type": "directory", "path": "folder", "oid": "0"}] + [
+        {
+            "type": "file",
+            "path": name,
+            "size": len(content),
+            "oid": "0",
+            "lfs": {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 100},
+        }
+        for name, content in files.items()
+    ]
+    for name, content in files.items():
+        site.redirects[f"/datasets/{dataset}/resolve/{commit}/{name}"] = cdn.put(f"/blobs/{dataset}/{name}", content)

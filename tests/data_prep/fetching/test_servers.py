@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from support.hub import publish_dataset
-from support.website import CONTENT, OTHER, SIZE, Handler, Request, Site, interrupt, names, run
+from support.website import CONTENT, OTHER, SIZE, Handler, Request, Site, interrupt, names, publish_dataset, run
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
@@ -19,13 +19,11 @@ def publish(site: Site, wiki: str, date: str, content: bytes, listed: bytes | No
     """Publishes a dump with its list of checksums, as the official site has them; returns the name of the file."""
     name = f"{wiki}-{date}-pages-articles-multistream.xml.bz2"
     site.put(f"/{wiki}/{date}/{name}", content)
-    lines = [
-        f"{hashlib.sha1(b'index').hexdigest()}  {wiki}-{date}-pages-articles-multistream-index.txt.bz2",
-        f"{hashlib.sha1(listed or content).hexdigest()}  {name}",
-        f"{hashlib.sha1(b'whole').hexdigest()}  {wiki}-{date}-pages-articles.xml.bz2",
-    ]
+    others = {f"{name[:-8]}-index.txt.bz2": b"index", name.replace("-multistream", ""): b"whole"}
+    sums = {file: hashlib.sha1(text).hexdigest() for file, text in {**others, name: listed or content}.items()}
     for folder in (date, "latest"):
-        site.put(f"/{wiki}/{folder}/{wiki}-{folder}-sha1sums.txt", ("\n".join(lines) + "\n").encode())
+        lines = "".join(f"{sums[file]}  {file}\n" for file in sorted(sums))
+        site.put(f"/{wiki}/{folder}/{wiki}-{folder}-sha1sums.txt", lines.encode())
     return name
 
 
@@ -40,8 +38,8 @@ def test_the_latest_wikipedia(site: Site) -> None:
     assert "its sha1 is right" in said
     assert said.endswith("\n    python data_prep/shard.py --docs data/raw/zh_min_nanwiki\n")
     paths = [request.path for request in site.requests]
-    assert paths[0] == "/zh_min_nanwiki/latest/zh_min_nanwiki-latest-sha1sums.txt"
-    assert paths[1:] == [f"/zh_min_nanwiki/20250601/{name}"] * 2
+    listed, file = "/zh_min_nanwiki/latest/zh_min_nanwiki-latest-sha1sums.txt", f"/zh_min_nanwiki/20250601/{name}"
+    assert paths == [listed, file, file]
     assert site.ranges[2] == f"bytes={site.cut}-"
     run("wikipedia", "--language", "zh-min-nan", "--mirror", site.url)
     assert len(site.requests) == 4  # the list once more, and nothing else
@@ -71,8 +69,7 @@ def test_a_wrong_checksum_puts_the_file_aside(site: Site) -> None:
     said = run("wikipedia", "--mirror", site.url, "--out", "out", code=2)
     assert names(Path("out")) == [name + ".bad"]
     assert Path("out", name + ".bad").read_bytes() == CONTENT
-    assert all(hashlib.sha1(content).hexdigest() in said for content in (CONTENT, OTHER))
-    assert name + ".bad" in said
+    assert all(word in said for word in (hashlib.sha1(CONTENT).hexdigest(), hashlib.sha1(OTHER).hexdigest(), ".bad"))
 
 
 def test_a_file_spoilt_on_the_disk_is_noticed(site: Site) -> None:
@@ -102,8 +99,7 @@ def test_a_mirror_continues_what_the_official_site_began(site: Site, mirror: Sit
 
 def test_what_wikipedia_does_not_have(site: Site) -> None:
     message = run("wikipedia", "--language", "xx", "--mirror", site.url, code=2)
-    assert "404" in message
-    assert f"the dates that there are: {site.url}/xxwiki/" in message
+    assert re.search(rf"404[\s\S]*the dates that there are: {site.url}/xxwiki/", message)
     site.put("/enwiki/20250601/enwiki-20250601-sha1sums.txt", b"0" * 40 + b"  enwiki-20250601-site_stats.sql.gz\n")
     assert "try an earlier --date" in run("wikipedia", "--date", "20250601", "--mirror", site.url, code=2)
 
@@ -164,15 +160,15 @@ def test_a_server_cannot_write_outside_the_folder(site: Site, mirror: Site) -> N
     assert not mirror.requests
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "message"),
-    [
-        (401, "RepoNotFound", "no such data set"),
-        (403, "GatedRepo", "accept its conditions there, then log in"),
-        (404, "RevisionNotFound", "has no branch, tag or commit nowhere"),
-        (500, "", "does not answer as the hub does"),
-    ],
-)
+REFUSALS = [
+    (401, "RepoNotFound", "no such data set"),
+    (403, "GatedRepo", "accept its conditions there, then log in"),
+    (404, "RevisionNotFound", "has no branch, tag or commit nowhere"),
+    (500, "", "does not answer as the hub does"),
+]
+
+
+@pytest.mark.parametrize(("status", "code", "message"), REFUSALS)
 def test_refusals_of_the_hub(status: int, code: str, message: str, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Handler, "do_GET", lambda self: self.answer(Request("", {}), status, **{"X-Error-Code": code}))
     said = run("hub", "owner/texts", "--revision", "nowhere", "--endpoint", site.url, code=2)

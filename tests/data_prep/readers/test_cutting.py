@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import os
 import random
 import re
 import shutil
@@ -12,12 +13,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.commands import assert_refusal
+from support.commands import assert_refusal, refusal
 from support.marks import slow
 from support.reading import COMPRESS, passages, read, write
 
@@ -58,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("opening", OPENINGS, ids=lambda opening: opening.pattern.decode())
 @given(content=CONTENT, block=st.sampled_from([3, 50, 300, 1 << 20]), step=st.integers(1, 2000), mark=st.booleans())
 @example(content=b"<page>", block=3, step=1, mark=True)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_record_is_in_exactly_one_span(
     folder: Path, opening: re.Pattern[bytes], content: bytes, block: int, step: int, mark: bool
 ) -> None:
@@ -71,16 +73,14 @@ def test_each_record_is_in_exactly_one_span(
     assert found == pieces(path.read_bytes(), opening)
 
 
-@given(
-    content=CONTENT,
-    cuts=st.lists(st.integers(0, 3000), max_size=8, unique=True),
-    block=st.sampled_from([3, 50, 1 << 20]),
-    step=st.integers(1, 600),
-    empty=st.integers(0, 3),
-)
+CUTS = st.lists(st.integers(0, 3000), max_size=8, unique=True)
+BLOCKS = st.sampled_from([3, 50, 1 << 20])
+
+
+@given(content=CONTENT, cuts=CUTS, block=BLOCKS, step=st.integers(1, 600), empty=st.integers(0, 3))
 @example(content=b"<page>a", cuts=[], block=50, step=1, empty=0)
 @example(content=b"\xef\xbb\xbf", cuts=[1], block=3, step=1, empty=1)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 def test_pages_are_found_once_whatever_streams_they_lie_in(
     folder: Path, content: bytes, cuts: list[int], block: int, step: int, empty: int
 ) -> None:
@@ -95,20 +95,10 @@ def test_pages_are_found_once_whatever_streams_they_lie_in(
         found = [record for span in spans for _, record in records(span, mediawiki.OPENING)]
     # No file begins with an empty stream, or with a piece of a byte-order mark. What is before the first page may get
     # lost there, or the mark may stay.
+    expected = [record for _, record in pieces(content, mediawiki.OPENING)]
     if not parts[0] or (len(parts[0]) < 3 and content.startswith(cutting.BYTE_ORDER_MARK)):
-        assert [record for record in found if record.startswith(b"<page")] == [
-            record for _, record in pieces(content, mediawiki.OPENING) if record.startswith(b"<page")
-        ]
-    elif content:
-        assert found == [record for _, record in pieces(content, mediawiki.OPENING)]
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-def test_compressed_files_have_the_same_records(tmp_path: Path, suffix: str) -> None:
-    content = b"".join(b'{"text": "line %d"}\n' % number for number in range(20_000))
-    path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](content))
-    (span,) = cutting.ranges(path, 1 << 16)
-    assert list(records(span, jsonl.OPENING)) == pieces(content, jsonl.OPENING)
+        found, expected = ([one for one in records if one.startswith(b"<page")] for records in (found, expected))
+    assert found == expected or not content
 
 
 class CountingOpening:
@@ -125,7 +115,7 @@ class CountingOpening:
 
 @pytest.mark.parametrize("suffix", ["", ".bz2"])
 def test_long_records_are_searched_once(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    size, block = 3_000_000, 10_000
+    size, block = 500_000, 2_000
     path = write(tmp_path / f"x{suffix}", COMPRESS[suffix](random.Random(1).randbytes(size).replace(b"\n", b" ")))
     monkeypatch.setattr(cutting, "BLOCK", block)
     opening = CountingOpening()
@@ -153,21 +143,11 @@ def test_blocks_of_a_bz2_bomb_are_small(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_dump_in_one_stream_is_not_searched_from_every_span(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.xml.bz2", bz2.compress(random.Random(1).randbytes(3_000_000)))
-
-    class Counting:
-        at = count = 0
-
-        def seek(self, at: int) -> None:
-            self.at = at
-
-        def read(self, size: int) -> bytes:
-            self.count += size
-            return path.read_bytes()[self.at : self.at + size]
-
-    file = Counting()
-    assert cutting._next_stream(file, Span(str(path), 1000, 2000)) is None  # type: ignore[arg-type]
-    assert file.count <= BLOCK
+    path = write(tmp_path / "x.xml.bz2", bz2.compress(random.Random(1).randbytes(BLOCK + 100_000)))
+    with path.open("rb") as file:
+        reading = Mock(wraps=file)
+        assert cutting._next_stream(reading, Span(str(path), 1000, 2000)) is None
+    assert sum(call.args[0] for call in reading.read.mock_calls) <= BLOCK
 
 
 def test_a_record_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +178,7 @@ def test_streams_one_after_another_are_read_to_the_end(
 ) -> None:
     monkeypatch.setattr(cutting, "BLOCK", block)
     draw = random.Random(1)
-    parts = [draw.randbytes(draw.choice((0, 1, 3000, 90_000))).hex().encode() for _ in range(12)]
+    parts = [draw.randbytes(draw.choice((0, 1, 300, 3000 * min(block, 30)))).hex().encode() for _ in range(12)]
     path = write(tmp_path / f"x{suffix}", b"".join(COMPRESS[suffix](part) for part in parts))
     assert content(path) == b"".join(parts)
     assert all(0 < len(piece) <= block for piece in read_content(path))
@@ -209,10 +189,9 @@ def test_what_other_programs_put_between_streams(tmp_path: Path) -> None:
     zst = skippable + COMPRESS[".zst"](b"one ") + skippable + COMPRESS[".zst"](b"two") + skippable
     assert content(write(tmp_path / "x.zst", zst)) == b"one two"
     padded = gzip.compress(b"one ") + gzip.compress(b"two") + bytes(100_000)
-    assert content(write(tmp_path / "x.gz", padded)) == b"one two"
-    assert content(write(tmp_path / "e.gz", gzip.compress(b""))) == b""
-    padded += gzip.compress(b" three")
-    assert content(write(tmp_path / "y.gz", padded)) == b"one two three"
+    for more, expected in {b"": b"one two", gzip.compress(b""): b"one two", gzip.compress(b"!"): b"one two!"}.items():
+        assert content(write(tmp_path / "x.gz", padded + more)) == expected
+    assert content(write(tmp_path / "x.gz", gzip.compress(b""))) == b""
 
 
 def test_without_its_package_zst_alone_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,13 +205,13 @@ def test_without_its_package_zst_alone_is_refused(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.skipif(shutil.which("zstd") is None, reason="needs zstd")
 def test_the_longest_window_of_zstd(tmp_path: Path) -> None:
-    text = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(100_000))
+    text = b'{"text": "a line of many"}\n' * 1000
     command = ["zstd", "-q", "--long=31", "-o", str(tmp_path / "x.jsonl.zst")]
     subprocess.run(command, input=text, check=True)  # of no known size, so the window is 2 GB
     head = (tmp_path / "x.jsonl.zst").read_bytes()[:32]
     assert zstandard.get_frame_parameters(head).window_size == compression.LARGEST_WINDOW
     assert content(tmp_path / "x.jsonl.zst") == text
-    assert len(read(tmp_path / "x.jsonl.zst", "jsonl")[0]) == 100_000
+    assert len(read(tmp_path / "x.jsonl.zst", "jsonl")[0]) == 1000
 
 
 def bomb(folder: Path, suffix: str, lines: int) -> Path:
@@ -245,19 +224,17 @@ def bomb(folder: Path, suffix: str, lines: int) -> Path:
 @pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".xz"), slow(".zst")])
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "EXPANDS_FREELY", 1 << 20)
-    path = bomb(tmp_path, suffix, 20_000)
+    path = bomb(tmp_path, suffix, 5_000)
     assert len(read_ends(path, path.stat().st_size).head) == HEAD
-    with pytest.raises(UserError) as caught:
-        read(path, "jsonl")
-    what, cure = str(caught.value).split("\n")
-    assert what.startswith(f"{path}: expands to more than ")
-    assert "as a bomb does; the most for a text is 0.001 GB and 200 times the size" in what
+    what, cure = refusal(read, path, "jsonl").split("\n")
+    most = "as a bomb does; the most for a text is 0.001 GB and 200 times the size"
+    assert re.match(f"{path}: expands to more than .*{most}", what)
     assert cure == "if it is text, unpack it; --errors skip keeps what comes before and lists the file"
     documents, problems = read(path, "jsonl", "skip")
-    assert 900 < len(documents) < 20_000
+    assert 900 < len(documents) < 5_000
     assert problems.skipped == [what]
-    plain = write(tmp_path / "x.jsonl", LINE * 20_000)  # unpacked, as the cure says
-    assert len(read(plain, "jsonl")[0]) == 20_000
+    plain = write(tmp_path / "x.jsonl", LINE * 5_000)  # unpacked, as the cure says
+    assert len(read(plain, "jsonl")[0]) == 5_000
 
 
 @pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".xz"), ".zst"])
@@ -267,7 +244,7 @@ def test_text_that_comes_again_is_no_bomb(tmp_path: Path, suffix: str, monkeypat
     draw = random.Random(1)
     page = "{} is a village in the commune of {} in northern Sweden. It had {} inhabitants in {}; it lies on a river.\n"
     towns = [draw.randbytes(4).hex() for _ in range(50)]
-    pages = "".join(page.format(draw.choice(towns), draw.choice(towns), n, 1900 + n % 100) for n in range(30_000))
+    pages = "".join(page.format(draw.choice(towns), draw.choice(towns), n, 1900 + n % 100) for n in range(10_000))
     data = (pages * 2).encode()
     path = write(tmp_path / f"x{suffix}", COMPRESS[suffix](data))
     assert content(path) == data
@@ -279,29 +256,25 @@ def test_a_bomb_takes_little_memory(suffixes: tuple[str, ...], tmp_path: Path) -
     """One record of a gigabyte, or as much of it as is expanded before it is refused, in a process of its own."""
     paths = [write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](bytes(1 << 24)) * 64) for suffix in suffixes]
     assert max(path.stat().st_size for path in paths) < 4 << 20
-    code = (
-        "import sys, resource; from pathlib import Path; from data_prep.readers import compression, cutting\n"
-        "from data_prep.readers.formats.declaration import list_readers\n"
-        "from data_prep.readers.reader import Options, Problems\n"
-        "cutting.LARGEST_DOCUMENT, compression.EXPANDS_FREELY = 1 << 24, 1 << 28\n"
-        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "for path in map(Path, sys.argv[1:]):\n"
-        "    problems = Problems('skip')\n"
-        "    (span,) = list_readers()['jsonl'].spans(path, 1 << 20)\n"
-        "    assert list(list_readers()['jsonl'].read(span, Options(problems))) == []\n"
-        "    assert len(problems.skipped) == 2, problems.skipped\n"
-        "    assert 'as a bomb does' in problems.skipped[1]\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *map(str, paths)], capture_output=True, text=True, check=True)
+    code = """import sys, resource; from pathlib import Path; from data_prep.readers import compression, cutting
+from support.reading import read
+cutting.LARGEST_DOCUMENT, compression.EXPANDS_FREELY = 1 << 24, 1 << 28
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for path in map(Path, sys.argv[1:]):
+    documents, problems = read(path, "jsonl", "skip")
+    assert documents == [] and len(problems.skipped) == 2 and "as a bomb does" in problems.skipped[1], problems.skipped
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, *map(str, paths)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert int(done.stdout) < 150_000  # kilobytes
 
 
 @pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".xz"), ".zst"])
-def test_the_text_before_a_cut_is_the_same_in_blocks_of_any_size(
+def test_blocks_of_any_size_give_the_text_before_a_cut(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data = COMPRESS[suffix](b"a " * 100_000 + random.Random(1).randbytes(1_000_000).hex().encode())
+    data = COMPRESS[suffix](b"a " * 100_000 + random.Random(1).randbytes(200_000).hex().encode())
     for cut in (60, 100, 150, len(data) // 100, len(data) * 2 // 3, len(data) - 8, len(data) - 1):
         path = write(tmp_path / f"x{suffix}", data[:cut])
         found = []

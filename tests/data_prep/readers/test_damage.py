@@ -9,15 +9,16 @@ import itertools
 import pickle
 import random
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.commands import assert_refusal
+from support.commands import assert_refusal, refusal
 from support.marks import slow
 from support.reading import COMPRESS, in_streams, many_pages, page, read, wiki_dump, write
 
@@ -32,28 +33,27 @@ from data_prep.readers.sources import find_files, make_bundles
 @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
 @pytest.mark.parametrize("fault", ["cut", "garbage after it", "no such thing"])
 def test_damaged_compressed_files(tmp_path: Path, suffix: str, fault: str) -> None:
+    """Of JSON lines, those before the damage are saved; of a book nothing."""
     data = COMPRESS[suffix](b'{"text": "%s"}\n' % random.Random(1).randbytes(100_000).hex().encode())
     faults = {"cut": data[:-20], "garbage after it": data + b"garbage, garbage", "no such thing": b"plain text\n" * 9}
     path = write(tmp_path / f"x.jsonl{suffix}", faults[fault])
+    said = f"{path}: truncated or damaged {suffix}: "
     for errors in ("fail", "replace"):
-        with pytest.raises(UserError, match=rf"x.jsonl\{suffix}: truncated or damaged \{suffix}: [\s\S]*--errors skip"):
-            read(path, "jsonl", errors)
-    documents, problems = read(path, "jsonl", "skip")
-    assert len(documents) == (fault == "garbage after it")
-    (left_out,) = problems.skipped
-    assert left_out.startswith(f"{path}: truncated or damaged {suffix}: the stream at byte ")
+        assert re.match(rf"{said}[\s\S]*--errors skip", refusal(read, path, "jsonl", errors))
+    for format, saved in (("jsonl", fault == "garbage after it"), ("text", False)):
+        documents, problems = read(path, format, "skip")
+        assert len(documents) == saved
+        (left_out,) = problems.skipped
+        assert left_out.startswith(f"{said}the stream at byte ")
 
 
-@pytest.mark.parametrize("kept", [0.4, 0.75, 0.999])
-@pytest.mark.parametrize("stream", [1 << 30, 20_000])
+@pytest.mark.parametrize(("kept", "stream"), [(0.4, 20_000), (0.999, 20_000), (0.75, 1 << 30)])
 def test_truncated_dumps_are_refused(tmp_path: Path, kept: float, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "BLOCK", 4096)  # a look at the head must not meet the end
-    whole = in_streams(wiki_dump(*many_pages()), stream)
+    whole = in_streams(wiki_dump(*many_pages(150)), stream)
     path = write(tmp_path / "cut.xml.bz2", whole[: int(len(whole) * kept)])
-    with pytest.raises(UserError, match=r"cut.xml.bz2: truncated or damaged .bz2: ") as caught:
-        read(path, "mediawiki", step=80_000)
-    if stream == 20_000:
-        assert re.search(r"the stream at byte \d[\d,]+: it does not end", str(caught.value))
+    said = refusal(read, path, "mediawiki", step=40_000)
+    assert re.search(r"cut.xml.bz2: truncated or damaged .bz2: the stream at byte \d[\d,]*: it does not end", said)
 
 
 def test_the_damaged_stream_is_named(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_the_damaged_stream_is_named(tmp_path: Path) -> None:
     cut, spoilt = b"".join(streams[:31])[:-100], b"".join(streams[:30]) + b"garbage" + streams[31]
     for content, fault in ((cut, "it does not"), (spoilt, "Invalid data")):
         write(path, content)
-        with pytest.raises(UserError, match=rf"x.xml.bz2: truncated .* stream at byte {at:,}: {fault}"):
-            list(cutting.records(span, mediawiki.OPENING, Problems("fail"), mediawiki.CLOSING))
+        found = cutting.records(span, mediawiki.OPENING, Problems("fail"), mediawiki.CLOSING)
+        assert_refusal(rf"x.xml.bz2: truncated .* stream at byte {at:,}: {fault}", list, found)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".bz2"])
@@ -73,13 +73,9 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
     lines = b'{"text": "good", "id": "a"}\n{"text": "caf\xe9", "id": "b"}\n{"text": "fine", "id": "c"}\n'
     path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](lines))
     place = f"{path}: byte {lines.index(0xE9)}" + (" of the uncompressed text" if suffix else "")
-    with pytest.raises(UserError) as caught:
-        read(path, "jsonl")
-    cures = (
-        "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD; "
-        "--errors skip leaves the document out and lists it"
-    )
-    assert str(caught.value) == f"{place}: not UTF-8 (e9 22 2c 20)\n{cures}"
+    said = refusal(read, path, "jsonl")
+    assert said.startswith(f"{place}: not UTF-8 (e9 22 2c 20)\nis it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; ")
+    assert all(f"--errors {errors}" in said for errors in ("replace", "skip"))
     documents, problems = read(path, "jsonl", "replace")
     assert [document.passages for document in documents] == [["good"], ["caf\ufffd"], ["fine"]]
     assert (problems.num_replaced, problems.skipped) == (1, [])
@@ -88,22 +84,21 @@ def test_bytes_that_are_not_utf8(tmp_path: Path, suffix: str) -> None:
     assert problems.skipped == [f"{place}: not UTF-8 (e9 22 2c 20)"]
 
 
-@pytest.mark.parametrize(
-    ("format", "content", "kept"),
-    [
-        ("text", b"A good line.\n\nA caf\xe9.\n", 0),
-        ("sentences", b"One.\nTwo.\n\nA caf\xe9.\n\nThree.\n", 2),
-        ("wikiextractor", b'<doc id="1" title="A">\nA\n\nText.\n</doc>\n<doc id="2" title="B">\ncaf\xe9\n</doc>\n', 1),
-        ("mediawiki", wiki_dump(page("A", "Text."), page("B", "cafX.")).replace(b"cafX", b"caf\xe9"), 1),
-    ],
-)
+LATIN_1 = [
+    ("text", b"A good line.\n\nA caf\xe9.\n", 0),
+    ("sentences", b"One.\nTwo.\n\nA caf\xe9.\n\nThree.\n", 2),
+    ("wikiextractor", b'<doc id="1" title="A">\nA\n\nText.\n</doc>\n<doc id="2" title="B">\ncaf\xe9\n</doc>\n', 1),
+    ("mediawiki", wiki_dump(page("A", "Text."), page("B", "cafX.")).replace(b"cafX", b"caf\xe9"), 1),
+]
+
+
+@pytest.mark.parametrize(("format", "content", "kept"), LATIN_1)
 def test_bytes_that_are_not_utf8_in_all_formats(tmp_path: Path, format: str, content: bytes, kept: int) -> None:
     path = write(tmp_path / "x.txt", content)
     assert_refusal(rf"x.txt: byte {content.index(0xE9)}: not UTF-8 \(e9", read, path, format)
     assert any("caf\ufffd" in text for document in read(path, format, "replace")[0] for text in document.passages)
     documents, problems = read(path, format, "skip")
-    assert len(documents) == kept
-    assert len(problems.skipped) == 1
+    assert (len(documents), len(problems.skipped)) == (kept, 1)
 
 
 def test_a_place_in_later_streams_says_from_where_it_counts(tmp_path: Path) -> None:
@@ -113,7 +108,7 @@ def test_a_place_in_later_streams_says_from_where_it_counts(tmp_path: Path) -> N
     assert_refusal(place, read, path, "mediawiki", step=40_000)
 
 
-IN_A_STREAM = 7
+JSONL = list_readers()["jsonl"]
 
 
 def json_lines(count: int) -> list[bytes]:
@@ -135,21 +130,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("suffix", [".gz", slow(".bz2"), slow(".zst")])
+@settings(max_examples=50)
 @given(place=st.floats(0, 1), long=st.booleans())
 def test_a_file_cut_anywhere_gives_the_documents_before(folder: Path, suffix: str, place: float, long: bool) -> None:
-    lines = json_lines(2000 if long else 40)
-    size = 500 if long else IN_A_STREAM
+    lines, size = (json_lines(1000), 250) if long else (json_lines(40), 7)
     streams = [COMPRESS[suffix](b"".join(lines[at : at + size])) for at in range(0, len(lines), size)]
     data = b"".join(streams)
     cut = round(place * len(data))
     ends = [0, *itertools.accumulate(map(len, streams))]
     problems = Problems("skip")
     path = write(folder / f"x.jsonl{suffix}", data[:cut])
-    try:
+    found: list[str] = []
+    with suppress(UserError) if cut < ends[1] else nullcontext():  # of which nothing may be read
         found = [document.id for document in all_of(path, problems)]
-    except UserError:
-        found = []
-        assert cut < ends[1]  # nothing can be read of it
     assert found == [str(number) for number in range(len(found))]
     assert len(found) >= min((bisect.bisect(ends, cut) - 1) * size, len(lines))  # all of the streams that are whole
     assert cut in ends or not found or len(problems.skipped) == 1
@@ -158,31 +151,16 @@ def test_a_file_cut_anywhere_gives_the_documents_before(folder: Path, suffix: st
 def test_a_record_is_kept_that_is_whole_before_the_cut(tmp_path: Path) -> None:
     """The damage comes between two streams, so the text before it ends with a whole record."""
     doc = '<doc id="{}" title="A">\nA\n\nSome text.\n</doc>\n'
-    cases = {
-        "jsonl": ['{"text": "a"}\n', '{"text": "b"}\n'],
-        "wikiextractor": [doc.format(1), doc.format(2)],
-        "sentences": ["One.\nTwo.\n\n", "Three.\nFour.\n\n"],
-        "mediawiki": many_pages(2),
-    }
+    cases = {"sentences": ["One.\nTwo.\n\n", "Three.\nFour.\n\n"], "mediawiki": many_pages(2)}
+    cases |= {"jsonl": ['{"text": "a"}\n', '{"text": "b"}\n'], "wikiextractor": [doc.format(1), doc.format(2)]}
     for format, records in cases.items():
         head = wiki_dump().decode().partition("</mediawiki>")[0] if format == "mediawiki" else ""
-        whole = gzip.compress((head + "".join(records)).encode())
-        path = write(tmp_path / "x.gz", whole + gzip.compress(b"more")[:10])
+        content = (head + "".join(records)).encode()
+        path = write(tmp_path / "x.gz", gzip.compress(content) + gzip.compress(b"more")[:10])
         documents, problems = read(path, format, "skip")
-        assert len(documents) == 2, (format, problems.skipped)
-        assert len(problems.skipped) == 1
-        cut = (head + "".join(records)).rstrip()[:-1].encode()
-        documents, _ = read(write(path, gzip.compress(cut) + b"garbage"), format, "skip")
+        assert (len(documents), len(problems.skipped)) == (2, 1), (format, problems.skipped)
+        documents, _ = read(write(path, gzip.compress(content.rstrip()[:-1]) + b"garbage"), format, "skip")
         assert len(documents) == 1, format
-
-
-@pytest.mark.parametrize("suffix", [".gz", ".bz2", ".zst"])
-def test_a_cut_book_is_left_out(tmp_path: Path, suffix: str) -> None:
-    data = COMPRESS[suffix](random.Random(1).randbytes(200_000).hex().encode())
-    path = write(tmp_path / f"x.txt{suffix}", data[: len(data) * 3 // 4])
-    documents, problems = read(path, "text", "skip")
-    assert documents == []
-    assert problems.skipped[0].startswith(f"{path}: truncated or damaged {suffix}: the stream at byte 0: ")
 
 
 def test_a_dump_with_a_damaged_stream_goes_on_in_the_next_span(tmp_path: Path) -> None:
@@ -200,22 +178,21 @@ def test_files_that_shrink_meanwhile(tmp_path: Path) -> None:
     lines = json_lines(100)
     for suffix in ("", ".gz"):
         path = write(tmp_path / f"x.jsonl{suffix}", COMPRESS[suffix](b"".join(lines)))
-        (span,) = list_readers()["jsonl"].spans(path, 1 << 20)
+        (span,) = JSONL.spans(path, 1 << 20)
         write(path, COMPRESS[suffix](b"".join(lines[:50])))
-        with pytest.raises(UserError, match=r"shorter since the run began\nbegin anew; --errors skip keeps"):
-            list(list_readers()["jsonl"].read(span, Options(Problems("fail"))))
-        problems = Problems("skip")
-        assert len(list(list_readers()["jsonl"].read(span, Options(problems)))) == 50
+        said, problems = r"shorter since the run began\nbegin anew; --errors skip keeps", Problems("skip")
+        assert_refusal(said, list, JSONL.read(span, Options(Problems("fail"))))
+        assert len(list(JSONL.read(span, Options(problems)))) == 50
         assert problems.skipped[0].endswith(" bytes: it has become shorter since the run began")
 
 
 def test_a_fault_that_all_spans_of_a_file_meet_is_listed_once(tmp_path: Path) -> None:
     path = write(tmp_path / "x.jsonl", b"".join(json_lines(100)))
-    spans = list_readers()["jsonl"].spans(path, 1000)
+    spans = JSONL.spans(path, 1000)
     path.unlink()
     options = Options(Problems("skip"))
     assert len(spans) > 3
-    assert [document for span in spans for document in list_readers()["jsonl"].read(span, options)] == []
+    assert [document for span in spans for document in JSONL.read(span, options)] == []
     assert options.problems.skipped == [f"{path}: cannot be read: No such file or directory"]
 
 
@@ -226,8 +203,8 @@ def test_files_that_cannot_be_read(tmp_path: Path, format: str) -> None:
         (tmp_path / f"x{suffix}").symlink_to("/proc/self/mem")
         for name, fault in (("none", "No such file or directory"), ("x", "Input/output error")):
             span = Span(f"{tmp_path}/{name}{suffix}", 0, 9)
-            with pytest.raises(UserError, match=rf"{name}{suffix}: (cannot be read|not a whole file): .*{fault}"):
-                list(list_readers()[format].read(span, Options(Problems("fail"))))
+            said = rf"{name}{suffix}: (cannot be read|not a whole file): .*{fault}"
+            assert_refusal(said, list, list_readers()[format].read(span, Options(Problems("fail"))))
             problems = Problems("skip")
             assert list(list_readers()[format].read(span, Options(problems))) == []
             assert len(problems.skipped) == 1
@@ -252,18 +229,15 @@ def test_a_record_that_is_too_long_is_left_out_alone(tmp_path: Path, monkeypatch
 # Parquet
 
 
-def parquet(path: Path, texts: list[str], **options: object) -> Path:
-    table = pa.table({"id": [str(number) for number in range(len(texts))], "text": texts})
-    pq.write_table(table, path, row_group_size=100, **options)
+def parquet(path: Path, texts: list[str], has_ids: bool = True, **options: object) -> Path:
+    ids = {"id": [str(number) for number in range(len(texts))]} if has_ids else {}
+    pq.write_table(pa.table({**ids, "text": texts}), path, row_group_size=100, **options)
     return path
 
 
-@pytest.mark.parametrize("alone", [False, True], ids=["with ids", "texts alone"])
-def test_damaged_row_groups_are_left_out(tmp_path: Path, alone: bool) -> None:
-    texts = [f"text {number} ." for number in range(1000)]
-    path = parquet(tmp_path / "x.parquet", texts)
-    if alone:
-        pq.write_table(pa.table({"text": texts}), path, row_group_size=100)
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_damaged_row_groups_are_left_out(tmp_path: Path, has_ids: bool) -> None:
+    path = parquet(tmp_path / "x.parquet", [f"text {number} ." for number in range(1000)], has_ids)
     content = bytearray(path.read_bytes())
     metadata = pq.read_metadata(path)
     for group in (0, 4):
@@ -273,29 +247,24 @@ def test_damaged_row_groups_are_left_out(tmp_path: Path, alone: bool) -> None:
     write(path, bytes(content))
     assert_refusal(r"row group 0: damaged: [\s\S]*\n--errors skip leaves", read, path, "parquet")
     problems = Problems("skip")
-    documents = all_of(path, problems)
-    assert len(documents) == (8 if alone else 800)
+    assert len(all_of(path, problems)) == (800 if has_ids else 8)
     places = [fault.partition(": damaged: ")[0] for fault in problems.skipped]
     assert places == [f"{path}: row group 0", f"{path}: row group 4"]
 
 
+@settings(max_examples=60)
 @given(kind=st.sampled_from(["parquet", "arrow"]), at=st.floats(0, 1), value=st.integers(0, 255))
-def test_tables_with_any_byte_changed_never_end_in_a_fault_of_ours(
-    folder: Path, kind: str, at: float, value: int
-) -> None:
+def test_tables_with_any_byte_changed_end_in_no_fault_of_ours(folder: Path, kind: str, at: float, value: int) -> None:
     path = folder / f"whole.{kind}"
     if not path.exists():
-        table = pa.table({"id": list(map(str, range(300))), "text": [f"text {n}.\nMore of it." for n in range(300)]})
-        if kind == "parquet":
-            pq.write_table(table, path, row_group_size=100)
-        else:
+        table = pq.read_table(parquet(folder / "whole.parquet", [f"text {n}.\nMore of it." for n in range(300)]))
+        if kind == "arrow":
             with pa.ipc.new_file(path, table.schema) as file:
                 file.write_table(table, max_chunksize=100)
     content = bytearray(path.read_bytes())
     content[round(at * (len(content) - 1))] = value
-    problems = Problems("skip")
     with suppress(UserError):
-        all_of(write(folder / f"changed.{kind}", bytes(content)), problems)
+        all_of(write(folder / f"changed.{kind}", bytes(content)), Problems("skip"))
 
 
 def test_pages_are_checked_where_they_have_checksums(tmp_path: Path) -> None:
@@ -303,22 +272,15 @@ def test_pages_are_checked_where_they_have_checksums(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", texts, compression="none", write_page_checksum=True, use_dictionary=False)
     path.write_bytes(path.read_bytes().replace(texts[150].encode(), b"x" * 90))
     problems = Problems("skip")
-    assert len(all_of(path, problems)) == 200
-    assert len(problems.skipped) == 1
+    assert (len(all_of(path, problems)), len(problems.skipped)) == (200, 1)
 
 
 def test_the_footer_of_parquet_is_parsed_once_for_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = parquet(tmp_path / "x.parquet", [f"text {number}" for number in range(3000)])
-    opened: list[object] = []
-
-    class Counted(pq.ParquetFile):  # type: ignore[misc]
-        def __init__(self, *arguments: object, **options: object) -> None:
-            opened.append(arguments)
-            super().__init__(*arguments, **options)
-
-    monkeypatch.setattr(pq, "ParquetFile", Counted)
+    opening = Mock(wraps=pq.ParquetFile)
+    monkeypatch.setattr(pq, "ParquetFile", opening)
     assert len(all_of(path, Problems("fail"))) == 3000
-    assert len(opened) == 1
+    assert opening.call_count == 1
     parquet(path, ["another text"] * 10)  # which is seen, though its name is the same
     assert len(all_of(path, Problems("fail"))) == 10
 
@@ -329,8 +291,7 @@ def test_a_row_group_that_is_a_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("data_prep.readers.compression.EXPANDS_FREELY", 1 << 20)
     problems = Problems("skip")
     assert all_of(path, problems) == []
-    assert "row group 0: " in problems.skipped[0]
-    assert "as a bomb does" in problems.skipped[0]
+    assert re.search("row group 0: .*as a bomb does", problems.skipped[0])
     monkeypatch.setattr("data_prep.readers.compression.EXPANDS_FREELY", 1 << 30)
     monkeypatch.setattr("data_prep.readers.cutting.LARGEST_DOCUMENT", 1 << 20)
     problems = Problems("skip")

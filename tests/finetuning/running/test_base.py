@@ -16,10 +16,9 @@ import pytest
 import torch
 from support.base_models import HEADS, MNLI, compute_logits, task_weights, write_bert
 from support.commands import refusal
-from support.hub import downloads, publish_model, read_settings_anew
 from support.processes import start, take_part
 from support.transformers_models import PIECES, SHAPE, same, their_model
-from support.website import Site
+from support.website import Site, downloads, publish_model, read_settings_anew
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from data_prep.common.launchers import World
@@ -34,7 +33,7 @@ from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.verify import make_probe
 from pretraining.huggingface.weights import name_class
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 
 VOCABULARY = WordPiece((*PIECES[:-1], "Word"), cased=True)
 
