@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.kernels import kernels_allowed
+from support.operations import kernels_allowed
 
 from pretraining.engine.buckets import ROW, add_squares, find_clip_factor
 from pretraining.model import cpu_kernels as kernels

@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import ROOT
+from support import engine_steps
 from support import lamb_reference as lamb
-from support import twice
 from support.marks import slow
 from support.mesh import collect_weights
 from support.pretraining_reference import SMALL, gradient, gradients, random_batch
@@ -242,5 +242,5 @@ def test_every_step_drops_other_elements_and_every_rank_draws_others() -> None:
 @pytest.mark.parametrize("optimizer", [slow("adamw"), "lamb"])
 def test_a_run_gives_the_same_bits_twice(optimizer: str, tmp_path: Path) -> None:
     """By the program that tests of GPUs start."""
-    done = run_program(twice.__file__, ["cpu", "fp32", optimizer], tmp_path)
+    done = run_program(engine_steps.__file__, ["cpu", "fp32", optimizer], tmp_path)
     assert (done.output.split(), done.errors) == (["True", "True"], "")

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support import apex_kernels, twice
+from support import engine_steps, pretended_gpu
+from support.engine_steps import poison_second_step
 from support.lamb_reference import NVIDIA, error, make_engine, reference, run_engine
-from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -164,7 +164,9 @@ def test_layers_share_a_translation() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_deterministic_gives_the_same_bits_twice(dtype: str, optimizer: str) -> None:
     """In a process of its own: the library for matrix products reads its settings once."""
-    done = subprocess.run([sys.executable, twice.__file__, "cuda", dtype, optimizer], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, engine_steps.__file__, "cuda", dtype, optimizer], capture_output=True, text=True
+    )
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
@@ -275,7 +277,7 @@ def test_apex_moves_as_what_stands_for_it() -> None:
     lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
     twins = [[tensor.clone() for tensor in tensors] for tensors in lists]
     updates, squares = compute_by_apex(amp_c, lists, LambSettings(), 3.0, 0.01)
-    wanted, wanted_squares = compute_by_apex(apex_kernels, twins, LambSettings(), 3.0, 0.01)
+    wanted, wanted_squares = compute_by_apex(pretended_gpu, twins, LambSettings(), 3.0, 0.01)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(squares, wanted_squares, rtol=1e-6, atol=0)

@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine_steps import poison_second_step
 from support.marks import slow
-from support.poison import poison_second_step
 from support.pretraining_reference import SMALL, random_batch
 from support.processes import spawn
 from support.training import run_connected

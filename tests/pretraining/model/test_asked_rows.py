@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import kernels_allowed
+from support.operations import kernels_allowed
 from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode

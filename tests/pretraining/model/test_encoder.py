@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.determinism import OnlyDeterministic
 from support.marks import slow
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
-from support.waits import no_waits
+from support.watches import OnlyDeterministic, no_waits
 from torch._dynamo.utils import counters
 
 from data_prep.common.errors import UserError

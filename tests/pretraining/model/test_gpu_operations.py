@@ -17,11 +17,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
-from support.attention import attend_plainly, furthest, inputs
-from support.attention import gradients as gradients_by
-from support.flash import FlashKernels
-from support.kernels import kernels_allowed
+from support.attention import FlashKernels, attend_plainly, furthest, inputs, with_slopes
 from support.marks import has_gpu
+from support.operations import DEVICE, NONE, ON_DEVICE, as_on_a_gpu, kernels_allowed
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 
@@ -29,7 +27,6 @@ from pretraining.model import attention, cpu_kernels, gpu_layouts
 from pretraining.model import gpu_operations as gpu
 from pretraining.model.attention import Padded
 from pretraining.model.bert import Layer
-from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Packed
 from pretraining.model.layout import Layout
 from pretraining.model.modules import LayerDropouts
@@ -37,23 +34,14 @@ from pretraining.model.products import multiply_and_pass
 from pretraining.objectives.declaration import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [pytest.mark.gpu] if has_gpu() else []
-DEVICE = torch.device("cuda", 0) if has_gpu() else torch.device("cpu", 0)
+pytestmark = ON_DEVICE
 KERNELS = ("gpu_kernels.py", "gpu_halves.py", "gpu_attention.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
 KEYS = torch.tensor([1, -2], dtype=torch.int32)
 NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "attention", "cross_entropy")
 
 
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no GPU, tensors of the host take the way of those on one, attention excepted."""
-    if not has_gpu():
-        monkeypatch.setattr(cpu_kernels, "usable", lambda _: False)
-        monkeypatch.setattr(gpu, "usable", lambda operation, *_: operation != "row_keys")
-        monkeypatch.setattr(gpu, "takes_products", lambda _: True)
-
-
 @pytest.mark.kernels
-@pytest.mark.parametrize(("recompute", "own"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("recompute", "own"), [(False, False), (True, True)])
 def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout of hidden states, and with our attention of its shares: the same masks, loss and gradients."""
     shape = replace(SMALL, hidden=64, heads=2) if own else replace(SMALL, attention_dropout=0.0)
@@ -77,11 +65,9 @@ def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, own: bool, monkey
 
 def layer_and_gradients(layer: Layer, x: Tensor, layout: Layout) -> list[Tensor]:
     """What a layer makes of hidden states, and the gradients of these and of its parameters."""
-    x, drops_nothing = x.detach().requires_grad_(), Dropout(0.0, torch.empty(0, dtype=torch.int32))
-    out = layer(x, layout, LayerDropouts(*[drops_nothing] * 3))
-    slope = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
-    found = torch.autograd.grad(out, [x, *layer.parameters()], slope)
-    return [each.detach().cpu().double() for each in (out, *found)]
+    x = x.detach().requires_grad_()
+    found = with_slopes(layer(x, layout, LayerDropouts(NONE, NONE, NONE)), x, *layer.parameters())
+    return [each.double() for each in found]
 
 
 @pytest.mark.skipif(has_gpu(), reason="the flash kernels have a stand-in here")
@@ -117,14 +103,13 @@ def test_a_layer_on_flash_kernels_is_that_of_pytorch(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("one_way", [False, True])
 def test_products_without_a_bias_are_attended_within_a_window(one_way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, (qkv, _) = random_batch([5, 30, 1], 50), inputs(36, 32, torch.bfloat16)
-    wanted = attend_plainly(batch, qkv, torch.zeros(96), 2, one_way, 3)
+    wanted = attend_plainly(batch, qkv, torch.zeros(96, requires_grad=True), 2, one_way, 3)
     as_on_a_gpu(monkeypatch)
     attend = Packed(batch.starts, 30, one_way, 3).attends_sums(qkv)
     assert attend is not None
     with FlashKernels():
-        found = attend(qkv, None, 2, Dropout(0.0, KEYS[:0]))
-        ours = [found.detach(), *gradients_by(found, qkv)]
-    assert furthest(ours, [wanted.detach(), *gradients_by(wanted, qkv)]) < 0.02
+        ours = with_slopes(attend(qkv, None, 2, NONE), qkv)
+    assert furthest(ours, wanted[:2]) < 0.02
 
 
 @pytest.mark.parametrize("learns", [(True, True), (False, True), (True, False)])

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import apex_kernels
-from support.determinism import OnlyDeterministic
+from support import pretended_gpu
 from support.lamb_reference import (
     NVIDIA,
     error,
@@ -25,6 +24,7 @@ from support.pretended_gpu import PretendedGpu
 from support.pretraining_reference import SMALL
 from support.processes import spawn
 from support.training import connect_ranks, run_connected
+from support.watches import OnlyDeterministic
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -190,7 +190,7 @@ def held(flat: Tensor) -> FlatTensor:
 )
 def test_lamb_by_apex_is_lamb(monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> None:
     """Its updates with those of PyTorch on a GPU and of our kernel on a CPU."""
-    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    monkeypatch.setitem(sys.modules, "amp_C", pretended_gpu)
     wanted = Twin("auto", CPU, **chosen)
     with PretendedGpu():
         twins = {Twin("apex", GPU, **chosen): FP32, Twin("torch", GPU, **chosen): 1e-6}
@@ -207,7 +207,7 @@ def test_lamb_by_apex_is_lamb(monkeypatch: pytest.MonkeyPatch, chosen: dict[str,
 @pytest.mark.parametrize("normalize", [False, True])
 def test_the_host_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str, waits: int, normalize: bool) -> None:
     """Only apex wants two numbers on the host, once for all tensors of a group: the steps, and whether this is one."""
-    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    monkeypatch.setitem(sys.modules, "amp_C", pretended_gpu)
     with PretendedGpu() as gpu:
         twin = Twin(kernels, GPU, normalize=normalize)
         for factor in (1.0, math.nan):
@@ -223,7 +223,7 @@ def test_the_host_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch, kernels: str
 
 @pytest.mark.parametrize("kernels", ["apex", "torch"])
 def test_a_gradient_that_is_not_finite_moves_nothing(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
-    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
+    monkeypatch.setitem(sys.modules, "amp_C", pretended_gpu)
     with PretendedGpu():
         twin = Twin(kernels, GPU)
         twin.step()
@@ -250,8 +250,8 @@ def test_a_step_on_a_gpu_takes_deterministic_operations(normalize: bool) -> None
 def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it is asked for and missing, there is no optimizer that DeepSpeed could be set up with."""
     model = build_model(SMALL)
-    monkeypatch.setitem(sys.modules, "amp_C", apex_kernels)
-    assert load_apex("auto") is load_apex("apex") is apex_kernels
+    monkeypatch.setitem(sys.modules, "amp_C", pretended_gpu)
+    assert load_apex("auto") is load_apex("apex") is pretended_gpu
     assert load_apex("torch") is None
     monkeypatch.setitem(sys.modules, "amp_C", None)
     assert load_apex("auto") is None

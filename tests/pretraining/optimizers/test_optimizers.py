@@ -9,9 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import kernels as kernels_support
+from support import operations
 from support.pretraining_reference import SMALL
-from support.waits import no_waits
+from support.watches import no_waits
 from torch import Tensor
 
 from pretraining.config import settings as recipe
@@ -128,7 +128,7 @@ DECAY = 0.1
 @pytest.fixture(params=[pytest.param("ours", marks=NEEDS_COMPILER), "theirs"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     """Whose kernel makes the steps."""
-    with kernels_support.kernels_allowed(request.param == "ours"):
+    with operations.kernels_allowed(request.param == "ours"):
         yield request.param
 
 
@@ -201,7 +201,7 @@ def test_whoever_asks_hears_whether_weights_are_rounded(kernel: str) -> None:
 def test_a_weight_moves_alike_wherever_it_lies(length: int, cut: float, threads: int) -> None:
     """On any rank, by any number of threads: bit for bit."""
     start, given, at = torch.linspace(-1, 1, length), gradients(length), int(cut * length)
-    with kernels_support.threads(threads):
+    with operations.threads(threads):
         parts = [moved(start[part], [each[part] for each in given]) for part in (slice(at), slice(at, None))]
     assert torch.equal(torch.cat(parts), moved(start, given))
 

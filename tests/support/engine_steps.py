@@ -1,11 +1,11 @@
-"""Trains a small model twice on a device, and says whether its weights moved and whether both runs gave the same bits.
-
-python tests/support/twice.py cuda bf16 lamb
+"""Steps of a small model by an engine: with a gradient that is not finite; or twice, and then this says whether its
+weights moved and whether both runs gave the same bits: python tests/support/engine_steps.py cuda bf16 lamb
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,6 +43,18 @@ def train(settings: EngineSettings, device: torch.device) -> tuple[list[Tensor],
     after = [weight.clone() for _, weight in engine.weights()]
     engine.close()
     return before, after
+
+
+def poison_second_step(engine: Engine, lengths: Sequence[int], poison: float) -> list[list[Tensor]]:
+    """Makes three steps; returns weights, averages and numbers of steps after each."""
+    kept = []
+    for step, factor in enumerate((1.0, poison, 1.0)):
+        batch = random_batch(lengths, engine.model.shape.vocabulary, step)
+        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
+        train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
+        states = [each for flat in engine.flat_tensors for each in engine.optimizer.get_state(flat.tensor).values()]
+        kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
+    return kept
 
 
 def main(kind: str, dtype: str, optimizer: str) -> None:
