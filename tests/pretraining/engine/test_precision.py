@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import ROOT
 from support.commands import assert_refusal
+from support.processes import spawn
 from torch.utils import deterministic
 
 from data_prep.common.errors import UserError
@@ -84,10 +82,8 @@ def test_what_a_processor_without_bf16_costs_is_told(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
 def test_products_that_onednn_may_not_use_are_not_there(limit: str) -> None:
     """Else sums of products of 8 bits would saturate at 16 bits, and be wrong without a warning."""
-    code = "from pretraining import devices; print(devices.cpu_has_int8())"
-    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+    (done,) = spawn(1, devices.cpu_has_int8, environment={"ONEDNN_MAX_CPU_ISA": limit})
+    assert (done.result, done.errors) == (False, "")
 
 
 def test_gpus_compute_in_the_best_type_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
