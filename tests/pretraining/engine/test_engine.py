@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from conftest import ROOT
 from support import engine_steps
-from support import lamb_reference as lamb
+from support import optimizer_reference as lamb
 from support.marks import slow
 from support.mesh import collect_weights
 from support.pretraining_reference import SMALL, gradient, gradients, random_batch

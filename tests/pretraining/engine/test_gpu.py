@@ -12,7 +12,7 @@ import pytest
 import torch
 from support import engine_steps, pretended_gpu
 from support.engine_steps import poison_second_step
-from support.lamb_reference import NVIDIA, error, make_engine, reference, run_engine
+from support.optimizer_reference import NVIDIA, error, make_engine, reference, run_engine
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 from torch._dynamo.utils import counters

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,7 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import operations
+from support.marks import slow
+from support.optimizer_reference import LEARNING_RATES, error, first_weights, make_engine, reference
+from support.optimizer_reference import moved as move_by_forces
 from support.pretraining_reference import SMALL
+from support.training import run_connected
 from support.watches import no_waits
 from torch import Tensor
 
@@ -213,3 +219,31 @@ def test_what_is_no_number_is_not_hidden(kernel: str, bad: float) -> None:
     found = moved(torch.randn(LENGTH), given)
     assert found[5].isnan()
     assert found.isnan().sum() == 1
+
+
+DONE, KINDS = 5, ("adamw", "lamb", "muon")
+LATE = {name: 5.0 if name.startswith("next_head") else 3.0 for name in first_weights() if name[:4] in ("pool", "next")}
+
+
+def move_on_stages(stages: list[int]) -> dict[tuple[int, str], dict[str, Tensor]]:
+    """What one rank finds after `DONE` steps before."""
+    found = {}
+    for zero, kind in product(stages, KINDS):
+        engine = make_engine("fp32", zero, {"name": kind}, late=LATE)
+        engine.optimizer_steps = float(DONE)
+        found[zero, kind] = move_by_forces(engine)
+        assert engine.optimizer_steps == DONE + len(LEARNING_RATES)
+        engine.close()
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(1, [1]), slow(2, [0, 1, 2, 3])])
+def test_new_weights_are_corrected_for_their_own_start(ranks: int, stages: list[int]) -> None:
+    """As of new heads: some begin now, others two steps before; without that they would move by other amounts."""
+    late, early = (
+        {kind: reference(ranks, {"name": kind}, *more)[0] for kind in KINDS} for more in ((LATE, DONE), ({}, DONE))
+    )
+    for found in run_connected(ranks, partial(move_on_stages, stages), timeout=240):
+        for (_, kind), weights in found.items():
+            assert error(weights, late[kind]) < 2e-5
+            assert error(weights, early[kind]) > 1e-4

@@ -1,4 +1,4 @@
-"""LAMB under any ZeRO stage, ranks and precision, and plain LAMB in fp64 on one process to compare it with.
+"""Optimizers under any ZeRO stage, ranks and precision, and plainly in fp64 on one process to compare them with.
 
 Every parameter of a small BERT is pulled by given forces, 6 steps of 2 micro-batches, through the real engine. Beside
 it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a parameter, as it is without partition.py.
@@ -24,7 +24,7 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import MATRIX, Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.optimizers.lamb import LambSettings
+from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, USUAL
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb
 
@@ -151,34 +151,47 @@ def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Plain LAMB in fp64 on one process, with the forces of all ranks."""
-    settings = LambSettings.model_validate({"name": "lamb", **chosen})
+def orthogonalize_plainly(matrix: Tensor) -> Tensor:
+    """The nearest orthogonal matrix in fp64, round by round."""
+    a, b, c = COEFFICIENTS
+    found: Tensor = matrix.double() / matrix.double().norm()
+    for _ in range(ROUNDS):
+        square = found @ found.T
+        found = a * found + (b * square + c * square @ square) @ found
+    return found
+
+
+def reference(
+    ranks: int, chosen: dict[str, Any], late: Mapping[str, float] = {}, done: float = 0.0
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Plain LAMB in fp64 on one process, or another optimizer, with the forces of all ranks: weights and trust ratios.
+    `done` are the steps before these, `late` those of them that weights were not there for."""
+    settings: Any = Optimizer.model_validate({"name": "lamb", **chosen})
     weights = {name: each.double() for name, each in separate(first_weights()).items()}
     means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
     ratios, roles = {}, build_model(SHAPE).roles()
-    for step, learning_rate in enumerate(LEARNING_RATES):
-        for name, gradient in gradients(step, ranks, settings).items():
-            means[name] = settings.betas[0] * means[name] + (1 - settings.betas[0]) * gradient
-            powers[name] = settings.betas[1] * powers[name] + (1 - settings.betas[1]) * gradient**2
-            mean, power, weight = means[name], powers[name], weights[name]
-            if settings.bias_correction:
-                mean, power = (
-                    each / (1 - beta ** (step + 1)) for each, beta in zip((mean, power), settings.betas, strict=True)
-                )
-            decays = roles[name.partition("[")[0]].decays
-            decay = settings.weight_decay if decays else 0.0
-            update = mean / (power.sqrt() + settings.epsilon) + decay * weight
+    for step, learning_rate in enumerate(LEARNING_RATES, 1):
+        for name, gradient in gradients(step - 1, ranks, settings).items():
+            role, own, weight = roles[name.partition("[")[0]], done + step - late.get(name, 0.0), weights[name]
+            by_muon = settings.name == "muon" and role.kind == "matrix"
+            betas = (settings.momentum if by_muon else settings.betas[0], settings.betas[1])
+            means[name] = betas[0] * means[name] + (1 - betas[0]) * gradient
+            powers[name] = betas[1] * powers[name] + (1 - betas[1]) * gradient**2
+            first, second = ((1 - beta**own) if settings.bias_correction else 1.0 for beta in betas)
+            update = means[name] / first / ((powers[name] / second).sqrt() + settings.epsilon)
+            if by_muon:
+                ahead = (1 - betas[0]) * gradient + betas[0] * means[name]
+                update = orthogonalize_plainly(ahead) * USUAL * max(ahead.shape) ** 0.5
+            update = update + (settings.weight_decay if role.decays else 0.0) * weight
             ratio = 1.0
-            if decays or settings.trust_all:
-                ratio = float(weight.norm() / update.norm())
+            if settings.name == "lamb" and (role.decays or settings.trust_all):
                 low, high = settings.trust_limits or (0.0, float("inf"))
-                ratios[name] = ratio = min(max(ratio, low), high)
+                ratios[name] = ratio = min(max(float(weight.norm() / update.norm()), low), high)
             weights[name] = weight - learning_rate * ratio * update
     return weights, ratios
 
 
-def gradients(step: int, ranks: int, settings: LambSettings) -> dict[str, Tensor]:
+def gradients(step: int, ranks: int, settings: Any) -> dict[str, Tensor]:
     """The mean of all forces, clipped or normalised."""
     found = {}
     for name, weight in first_weights().items():
