@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -18,25 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.engine_steps import poison_second_step
 from support.marks import slow
-from support.pretraining_reference import SMALL, random_batch
-from support.processes import spawn
+from support.pretraining_reference import SMALL
 from support.training import run_connected
 from torch import Tensor, nn
 
 from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
-from pretraining.engine import exchange, partition
+from pretraining.engine import exchange
 from pretraining.engine import gradients as gradients
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.step import Seeds, train_step
 from pretraining.model import cpu_kernels
-from pretraining.model.batch import PretrainingBatches
 from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect, disconnect
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
@@ -262,49 +258,23 @@ def test_no_optimizer_takes_a_gradient_that_is_not_finite(
     assert not all(map(torch.equal, kept[1], kept[2]))
 
 
-def join_as_last_of(ranks: int) -> dict[str, Any]:
-    """Steps of the last of so many ranks, whom nobody answers, with NCCL's ways: which operations it calls."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    calls: list[str] = []
-
-    def count(name: str, operation: Any) -> Any:
-        def counted(*given: Any, **named: Any) -> Any:
-            calls.append(name)
-            return operation(*given, **named)
-
-        return counted
-
-    for place, name in ((exchange, "reduce_scatter"), (dist, "reduce")):
-        setattr(place, name, count(name, getattr(place, name)))
-    setattr(exchange, "launches_together", lambda _: True)  # noqa: B010
-    setattr(gradients, "BUCKET_SIZE", 100_000)  # noqa: B010
-    setattr(partition, "_check", lambda *_: None)  # noqa: B010
-    os.environ |= {"RANK": str(ranks - 1), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
-    dist.init_process_group("fake", store=FakeStore(), rank=ranks - 1, world_size=ranks)
-    engine = Engine(
-        build_model(SMALL).initialize(1),
-        EngineSettings(precision=Precision(dtype="bf16"), parallel=Parallel(zero=1)),
-        torch.device("cpu"),
-    )
-    calls.clear()
-    batch = random_batch([9, 5, 12], SMALL.vocabulary, 1)
-    batches = PretrainingBatches((batch, batch), 6 * ranks, 2 * ranks * len(batch.labels))
-    train_step(engine, batches, 1e-3, Seeds(1, 1), MLM.loss)
-    flats = len(engine.deepspeed.optimizer.fp32_groups_gradients_flat)
-    return {"calls": calls, "flats": flats, "buckets": len(engine.deepspeed.optimizer._buckets)}
-
-
-@pytest.mark.parametrize("ranks", [2, 256])
-def test_many_ranks_join_whole_tensors_at_once(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "whole"), [(2, False), (256, True)])
+def test_many_ranks_join_whole_tensors_at_once(ranks: int, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL reduces to one rank after another, which takes long where a bucket has the shares of many."""
-    [done] = spawn(1, join_as_last_of, ranks)
-    found = done.result
-    assert found is not None, done.errors
-    if ranks == 2:
-        assert found["buckets"] <= len(found["calls"]) <= found["buckets"] + 1
-    else:
-        assert found["calls"] == ["reduce_scatter"] * found["flats"]
+    sent: list[tuple[int, int]] = []
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: ranks)
+    monkeypatch.setattr(exchange, "launches_together", lambda _: True)
+    monkeypatch.setattr(exchange, "Joining", lambda sums, shares, *_: Mock(at=sent.append((len(sums), len(shares)))))
+    flat = torch.full((25_600,), 1000.0)
+    buckets, network = list(make_buckets(flat, [(800,)] * 32, ranks, 2000)), exchange.Network(torch.float32)
+    network.prepare([flat], None, 2000)
+    for bucket in buckets:
+        for number in bucket.views.keys() - {5}:
+            bucket.take(number, torch.ones(800))
+        network.join_full(buckets)
+    network.join(buckets)
+    assert sent == ([(25_600, 256)] if whole else [(len(bucket.sums), len(bucket.shares)) for bucket in buckets])
+    assert [float(each.sum()) for each in flat.split(800)] == [800.0 * (number != 5) for number in range(32)]
 
 
 class UnderWay:
