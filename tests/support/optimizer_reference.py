@@ -1,7 +1,6 @@
 """Optimizers under any ZeRO stage, ranks and precision, and plainly in fp64 on one process to compare them with.
 
-Every parameter of a small BERT is pulled by given forces, 6 steps of 2 micro-batches, through the real engine. Beside
-it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a parameter, as it is without partition.py.
+Every parameter of a small BERT is pulled by given forces, 6 steps of 2 micro-batches, through the real engine.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.encoder import PretrainingModel
-from pretraining.model.shape import MATRIX, Shape
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, USUAL
-from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb
 
 SHAPE = Shape(layers=1, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
@@ -211,14 +209,3 @@ def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     found = separate(found)
     assert found.keys() == wanted.keys()
     return max(float((found[name].double() - each).norm() / each.norm()) for name, each in wanted.items())
-
-
-def without_partition(engine: Engine) -> Engine:
-    """LAMB takes every flat tensor for a parameter."""
-    whole = [
-        FlatTensor(each.tensor, {"flat": each.tensor.numel()}, (Slice("flat", 0, each.tensor.numel(), 0),))
-        for each in engine.flat_tensors
-    ]
-    assert isinstance(engine.optimizer, Lamb)
-    engine.optimizer.prepare(whole, {"flat": MATRIX}, {})
-    return engine
