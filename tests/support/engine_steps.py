@@ -1,5 +1,5 @@
-"""Steps of a small model by an engine: with a gradient that is not finite; or twice, and then this says whether its
-weights moved and whether both runs gave the same bits: python tests/support/engine_steps.py cuda bf16 lamb
+"""Steps of a small model by an engine, some with a gradient that is not finite; or all of them twice, and then this
+says whether weights moved and both runs gave the same bits: python tests/support/engine_steps.py cuda bf16 lamb
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor
 
 from data_prep.common.launchers import World
-from pretraining.config.settings import Compute, Optimizer, Precision
+from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import set_arithmetic
@@ -29,32 +29,29 @@ from pretraining.processes.group import connect, disconnect
 
 SHAPE = replace(SMALL, hidden=128, heads=2)
 """Heads of 64, which the flash kernels take."""
-STEPS = 5
 
 
-def train(settings: EngineSettings, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-    """The weights before and after some steps."""
-    engine = Engine(build_model(SHAPE).initialize(1), settings, device)
-    before = [weight.clone() for _, weight in engine.weights()]
-    for step in range(STEPS):
-        batch = random_batch([96, 64, 30] * (100 if device.type == "cuda" else 5), SHAPE.vocabulary, step)
-        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
-        train_step(engine, batches, 1e-3, Seeds(step, step), MLM.loss)
-    after = [weight.clone() for _, weight in engine.weights()]
-    engine.close()
-    return before, after
-
-
-def poison_second_step(engine: Engine, lengths: Sequence[int], poison: float) -> list[list[Tensor]]:
-    """Makes three steps; returns weights, averages and numbers of steps after each."""
+def make_steps(engine: Engine, lengths: Sequence[int], factors: Sequence[float]) -> list[list[Tensor]]:
+    """Makes a step for each of these factors of the loss; returns weights, averages and numbers of steps after each."""
     kept = []
-    for step, factor in enumerate((1.0, poison, 1.0)):
+    for step, factor in enumerate(factors):
         batch = random_batch(lengths, engine.model.shape.vocabulary, step)
         batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
         train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
         states = [each for flat in engine.flat_tensors for each in engine.optimizer.get_state(flat.tensor).values()]
         kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])
+    engine.close()
     return kept
+
+
+def assert_leaves_out(poison: float, device: torch.device, name: str, zero: int) -> None:
+    """A step whose gradient is not finite changes neither weights, averages nor the number of steps."""
+    settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
+    engine = Engine(build_model(SHAPE).initialize(1), settings, device)
+    first, second, third = make_steps(engine, [9, 5, 12, 64], (1.0, poison, 1.0))
+    assert engine.optimizer_steps == 2
+    assert all(map(torch.equal, first, second))
+    assert not all(map(torch.equal, second, third))
 
 
 def main(kind: str, dtype: str, optimizer: str) -> None:
@@ -65,10 +62,12 @@ def main(kind: str, dtype: str, optimizer: str) -> None:
     set_arithmetic(precision, compute, device)
     connect(World(), device)
     settings = EngineSettings(Optimizer.model_validate({"name": optimizer}), precision, compute=compute)
-    (before, first), (_, second) = (train(settings, device) for _ in range(2))
+    engines = (Engine(build_model(SHAPE).initialize(1), settings, device) for _ in range(2))
+    lengths = [96, 64, 30] * (100 if kind == "cuda" else 5)
+    one, other = (make_steps(engine, lengths, [1.0] * 5) for engine in engines)
     disconnect()
-    moved = not any(torch.equal(*pair) for pair in zip(before, first, strict=True))
-    print(moved, all(torch.equal(*pair) for pair in zip(first, second, strict=True)))
+    moved = not any(torch.equal(*pair) for pair in zip(one[0], one[-1], strict=True))
+    print(moved, all(torch.equal(*pair) for kept in zip(one, other, strict=True) for pair in zip(*kept, strict=True)))
 
 
 if __name__ == "__main__":

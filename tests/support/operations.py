@@ -70,7 +70,7 @@ def as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def computed_by(way: str) -> Iterator[torch.device]:
+def compute_by(way: str) -> Iterator[torch.device]:
     """Gives the device on which one of the ways of `by_each` computes."""
     if way == "triton":
         with rounding(), pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def with_gradients(operation: Callable[..., Any], inputs: Sequence[Tensor]) -> l
 
 def results(way: str, operation: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
     """The same by one of the ways of `by_each`."""
-    with computed_by(way) as device:
+    with compute_by(way) as device:
         return with_gradients(operation, [each.to(device) for each in inputs])
 
 

@@ -102,9 +102,10 @@ def make_engine(
     offload: str = "none",
     device: str = "cpu",
     late: Mapping[str, float] = {},
+    model: PretrainingModel | None = None,
     **more: Any,
 ) -> Engine:
-    """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
+    """An engine that trains `Pulled`, or another model; `more` is DeepSpeed's zero_optimization."""
     scale = {"loss_scale_power": 8, "loss_scale_window": 4}  # fp16: it grows within the steps
     settings = EngineSettings(
         optimizer=Optimizer.model_validate({"name": "lamb", **chosen}),
@@ -112,7 +113,7 @@ def make_engine(
         parallel=Parallel.model_validate({"zero": zero, "offload": offload}),
         deepspeed={"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
     )
-    return Engine(Pulled(), settings, torch.device(device), late)
+    return Engine(model or Pulled(), settings, torch.device(device), late)
 
 
 def moved(engine: Engine) -> dict[str, Tensor]:

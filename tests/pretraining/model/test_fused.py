@@ -15,19 +15,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.operations import (
-    HOST,
-    NONE,
-    by_each,
-    computed_by,
-    exactly,
-    keys_of,
-    place,
-    results,
-    same,
-    tensors,
-    threads,
-)
+from support.operations import HOST, NONE, by_each, compute_by, exactly, keys_of, place, results, same, tensors, threads
 from support.pretraining_reference import gradient, random_batch
 from support.processes import spawn
 from torch import Tensor
@@ -65,7 +53,7 @@ def make_masked(way: str, probability: float, rows: int, width: int) -> tuple[Dr
     """Dropout by keys of rows, and its mask. PyTorch's operations draw it where they are prepared for torch.compile."""
     dropout = Dropout(probability, keys_of(rows), site=7)
     dropout = dropout.make_compilable(8, width).select_site(7) if way == "torch" and probability else dropout
-    with computed_by(way) as device:
+    with compute_by(way) as device:
         return dropout, drop(torch.ones(rows, width, device=device), place(dropout, device)).cpu()
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.operations import KERNELS, TRITON, by_each, computed_by, exactly, results
+from support.operations import KERNELS, TRITON, by_each, compute_by, exactly, results
 from torch import Tensor
 
 from pretraining.model import losses
@@ -80,7 +80,7 @@ def test_without_training_no_gradient_is_made(way: str, monkeypatch: pytest.Monk
     calling = Mock(wraps=cross_entropies)
     monkeypatch.setattr(losses, "cross_entropies", calling)
     monkeypatch.setattr(losses, "_compute_slopes", pytest.fail)
-    with torch.no_grad(), computed_by(way) as device:
+    with torch.no_grad(), compute_by(way) as device:
         hidden, weight, bias, answers = (each.to(device) for each in (*tensors, labels))
         found = [
             masked_loss(hidden, weight, bias, answers, 300)[0],
@@ -98,7 +98,7 @@ def test_gradients_of_weights_do_not_stand_still_in_bf16(way: str) -> None:
     hidden, labels = torch.zeros(1024, 16, dtype=torch.bfloat16), torch.zeros(1024, dtype=torch.int64)
     weight, bias = (torch.zeros(size, dtype=torch.bfloat16) for size in ((64, 16), (64,)))
     hidden[:, 0] = 1
-    with computed_by(way) as device:
+    with compute_by(way) as device:
         leaves = [each.to(device).requires_grad_() for each in (weight, bias)]
         loss, _ = loss_in_chunks(hidden.to(device), leaves[0], leaves[1], labels.to(device), 2, 1)
         of_weight, of_bias = torch.autograd.grad(loss, leaves)
@@ -107,7 +107,7 @@ def test_gradients_of_weights_do_not_stand_still_in_bf16(way: str) -> None:
 
 def by_kernel(way: str, logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, slopes: bool = True) -> Any:
     """Losses, which answers are right, and what is left in the place of the logits."""
-    with computed_by(way) as device:
+    with compute_by(way) as device:
         place = logits.to(device, copy=True)
         losses, right = cross_entropies(place, bias.to(device), labels.to(device), vocabulary, slopes)
     return losses.cpu(), right.cpu(), place.cpu()

@@ -10,15 +10,7 @@ import pytest
 import torch
 from support import pretended_gpu
 from support.marks import slow
-from support.optimizer_reference import (
-    NVIDIA,
-    error,
-    first_weights,
-    make_engine,
-    read_ratios,
-    reference,
-    run_engine,
-)
+from support.optimizer_reference import NVIDIA, error, first_weights, make_engine, read_ratios, reference, run_engine
 from support.pretended_gpu import PretendedGpu
 from support.pretraining_reference import SMALL
 from support.processes import spawn

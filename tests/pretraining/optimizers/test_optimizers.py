@@ -20,7 +20,6 @@ from support.training import run_connected
 from support.watches import no_waits
 from torch import Tensor
 
-from pretraining.config import settings as recipe
 from pretraining.engine.buckets import find_clip_factor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.objectives.declaration import build_model
@@ -28,41 +27,42 @@ from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
 from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer, find_steps
 
-RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
+LENGTH, STEPS, SCALE, DECAY = 40_007, 4, 0.37, 0.1
+NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
 
 
-def settings(**values: object) -> recipe.Optimizer:
-    return recipe.Optimizer.model_validate(values)
-
-
-def build(groups: list[dict[str, Any]], chosen: recipe.Optimizer) -> FlatOptimizer:
-    return find_steps(chosen.name)(find_optimizer(chosen), groups, chosen)
-
-
-def tensors(seed: int, shapes: tuple[tuple[int, ...], ...] = ((7, 5), (11,))) -> list[Tensor]:
+def make_tensors(seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+    return [torch.randn(shape, generator=generator) for shape in ((7, 5), (11,))]
 
 
-def trained(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> list[Tensor]:
-    """The weights after a step for each of RATES, with gradients that are the same for every optimizer."""
-    for step, rate in enumerate(RATES):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        for weight, gradient in zip(weights, tensors(step + 1), strict=True):
-            weight.grad = gradient
-        optimizer.step()
-    return [weight.detach() for weight in weights]
+def divide(weights: list[Tensor]) -> list[dict[str, Any]]:
+    """The first decays; others do not."""
+    groups: list[dict[str, Any]] = [{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.0}]
+    return groups[: len(weights)]
+
+
+def make_optimizer(weights: list[Tensor], **values: object) -> FlatOptimizer:
+    chosen = OptimizerSettings.model_validate({"weight_decay": DECAY, **values})
+    return find_steps(chosen.name)(find_optimizer(chosen), divide(weights), chosen)
+
+
+def make_step(optimizer: Any, weights: list[Tensor], gradients: list[Tensor], rate: float = 1e-3) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.clone()
+    optimizer.step()
 
 
 def test_with_bias_correction_it_is_torchs_adamw() -> None:
-    chosen = settings(betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1)
-    ours, theirs = ([tensor.requires_grad_() for tensor in tensors(0)] for _ in range(2))
-    groups: list[dict[str, Any]] = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
-    their_groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
-    reference = torch.optim.AdamW(their_groups, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
-    for a, b in zip(trained(build(groups, chosen), ours), trained(reference, theirs), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    ours, theirs = ([tensor.requires_grad_() for tensor in make_tensors(0)] for _ in range(2))
+    optimizer = make_optimizer(ours, betas=(0.9, 0.98), epsilon=1e-6)
+    reference = torch.optim.AdamW(divide(theirs), betas=(0.9, 0.98), eps=1e-6, weight_decay=DECAY)
+    for step, rate in enumerate([1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]):
+        make_step(optimizer, ours, make_tensors(step + 1), rate)
+        make_step(reference, theirs, make_tensors(step + 1), rate)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_biases_and_norms_never_decay_and_all_else_does() -> None:
@@ -78,20 +78,17 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
 
 def test_every_parameter_is_in_one_group() -> None:
     model = build_model(SMALL)
-    decayed, others = build_optimizer(model, model.roles(), settings()).param_groups
+    decayed, others = build_optimizer(model, model.roles(), OptimizerSettings()).param_groups
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
-    assert decayed["weight_decay"] == settings().weight_decay
+    assert decayed["weight_decay"] == OptimizerSettings().weight_decay
     assert others["weight_decay"] == 0.0
 
 
 def test_a_parameter_without_gradient_stays() -> None:
-    still, moving = (tensor.requires_grad_() for tensor in tensors(0))
+    moving, still = (tensor.requires_grad_() for tensor in make_tensors(0))
     before = still.detach().clone()
-    optimizer = build([{"params": [still, moving]}], settings())
-    optimizer.param_groups[0]["lr"] = 1e-3
-    moving.grad = torch.ones_like(moving)
-    optimizer.step()
+    make_step(make_optimizer([moving, still]), [moving], [torch.ones_like(moving)])
     assert torch.equal(still, before)
 
 
@@ -100,35 +97,25 @@ def test_scaling_does_not_wait_for_a_gpu() -> None:
     counts = [torch.empty((), device="meta")]
     for scale in (0.5, find_clip_factor(torch.empty((), device="meta"), 1.0)):
         with no_waits():
-            move_by_adam(lists, counts, settings(), 0.1, 0.0, scale)
+            move_by_adam(lists, counts, OptimizerSettings(), 0.1, 0.0, scale)
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_a_scale_that_is_no_number_moves_nothing_and_no_count(bias_correction: bool) -> None:
     """It stays on a GPU, where nobody looks at it: the steps that follow are as if that one had never been."""
-    chosen = settings(weight_decay=0.1, bias_correction=bias_correction)
     found = []
     for bad_at in (None, 0, 2):
-        weights = [tensor.requires_grad_() for tensor in tensors(0)]
-        optimizer = build([{"params": weights}], chosen)
-        for step in (0, 1, 2, 3):
-            good = torch.tensor(0.5) if bad_at is not None else 0.5
-            for scale in ([torch.tensor(torch.nan)] if step == bad_at else []) + [good]:
-                for weight, gradient in zip(weights, tensors(step + 1), strict=True):
-                    weight.grad = gradient if scale is good else gradient * torch.inf
-                optimizer.param_groups[0]["lr"], optimizer.scale = 1e-3, scale
-                optimizer.step()
-        found.append(
-            [*(weight.detach() for weight in weights), *(optimizer.get_state(weight)["step"] for weight in weights)]
-        )
+        weights = [tensor.requires_grad_() for tensor in make_tensors(0)]
+        optimizer = make_optimizer(weights, bias_correction=bias_correction)
+        for step in range(4):
+            if step == bad_at:
+                optimizer.scale = torch.tensor(torch.nan)
+                make_step(optimizer, weights, [each * torch.inf for each in make_tensors(step + 1)])
+            optimizer.scale = 0.5 if bad_at is None else torch.tensor(0.5)
+            make_step(optimizer, weights, make_tensors(step + 1))
+        found.append([*(each.detach() for each in weights), *(optimizer.get_state(each)["step"] for each in weights)])
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-6, atol=1e-7)
-
-
-NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
-
-LENGTH, STEPS, SCALE = 40_007, 4, 0.37
-DECAY = 0.1
 
 
 @pytest.fixture(params=[pytest.param("ours", marks=NEEDS_COMPILER), "theirs"])
@@ -148,22 +135,15 @@ def gradients(length: int = LENGTH) -> list[Tensor]:
     return found
 
 
-def optimizer_of(weight: Tensor, **values: object) -> FlatOptimizer:
-    chosen = OptimizerSettings.model_validate({"weight_decay": DECAY, **values})
-    optimizer = find_steps(chosen.name)(find_optimizer(chosen), [{"params": [weight]}], chosen)
-    optimizer.scale, optimizer.param_groups[0]["lr"] = SCALE, 1e-3
-    return optimizer
-
-
 def moved(start: Tensor, given: list[Tensor], rounded: Tensor | None = None, **values: object) -> Tensor:
     """A weight after a step for each of these gradients."""
     weight = start.clone()
-    optimizer = optimizer_of(weight, **values)
+    optimizer = make_optimizer([weight], **values)
+    optimizer.scale = SCALE
     if rounded is not None:
         optimizer.rounded[id(weight)] = rounded
     for gradient in given:
-        weight.grad = gradient.clone()
-        optimizer.step()
+        make_step(optimizer, [weight], [gradient])
     return weight
 
 
@@ -192,12 +172,11 @@ def test_rounded_weights_are_what_a_copy_would_have(dtype: torch.dtype) -> None:
 
 def test_whoever_asks_hears_whether_weights_are_rounded(kernel: str) -> None:
     weight, rounded = torch.ones(LENGTH), torch.zeros(LENGTH, dtype=torch.bfloat16)
-    optimizer = optimizer_of(weight)
-    weight.grad = torch.ones(LENGTH)
-    optimizer.step()
+    optimizer = make_optimizer([weight])
+    make_step(optimizer, [weight], [torch.ones(LENGTH)])
     assert not optimizer.written  # there was no place for it
     optimizer.rounded[id(weight)] = rounded
-    optimizer.step()
+    make_step(optimizer, [weight], [torch.ones(LENGTH)])
     assert optimizer.written == ({id(weight)} if kernel == "ours" else set())
     assert bool(rounded.any()) == (kernel == "ours")
 
