@@ -61,6 +61,10 @@ class Listener(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.launches += 1
         self.between += 0 if name in NOT_COUNTED else moved / self._unit
 
+    def launch(self, kernel: Any, _: Any, __: Any, *arguments: Any, **___: Any) -> None:
+        """A launch of one of our kernels."""
+        self.note(kernel.__name__, *arguments)
+
 
 def count(layout: type[Own | Packed]) -> list[Listener]:
     """What a layer of our encoder asks for, forward and backward, by our kernels."""
@@ -73,8 +77,7 @@ def count(layout: type[Own | Packed]) -> list[Listener]:
         with pytest.MonkeyPatch.context() as patch, listener:
             for name in ("usable", "takes_products"):
                 patch.setattr(gpu, name, lambda *_: True)
-            note = lambda kernel, _, __, *given, to=listener, **___: to.note(kernel.__name__, *given)  # noqa: E731
-            patch.setattr("pretraining.model.gpu_kernels._launch", note)
+            patch.setattr("pretraining.model.gpu_kernels._launch", listener.launch)
             if listener is both[0]:
                 out = layer(x, layout(starts, PIECES // SEQUENCES), LayerDropouts(dropout, dropout, dropout))
             else:
