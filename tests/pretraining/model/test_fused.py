@@ -31,7 +31,7 @@ SCALES = st.sampled_from([0.01, 1.0, 5.0, 40.0])
 
 
 @by_each
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(rows=ROWS, width=WIDTHS, scale=SCALES, tanh=st.booleans())
 def test_gelu(way: str, rows: int, width: int, scale: float, tanh: bool) -> None:
     x, bias = tensors(1, (rows, width), (width,))
@@ -43,7 +43,7 @@ def test_gelu(way: str, rows: int, width: int, scale: float, tanh: bool) -> None
 
 
 @by_each
-@settings(max_examples=8)
+@settings(max_examples=6)
 @given(rows=ROWS, width=WIDTHS, scale=SCALES)
 def test_geglu(way: str, rows: int, width: int, scale: float) -> None:
     x = tensors(4, (rows, 2 * width))[0] * scale

@@ -40,7 +40,7 @@ def on_device(operation: Any, inputs: list[Tensor]) -> list[Tensor]:
     return with_gradients(operation, [each.to(DEVICE) for each in inputs])
 
 
-@settings(max_examples=6)
+@settings(max_examples=4)
 @given(rows=st.integers(0, 70), heads=st.integers(1, 5), size=st.sampled_from([1, 16, 80]))
 def test_gradients_are_laid_side_by_side_and_summed(rows: int, heads: int, size: int) -> None:
     parts = tensors(5, *[(rows, heads, size)] * 3)
@@ -52,7 +52,7 @@ def test_gradients_are_laid_side_by_side_and_summed(rows: int, heads: int, size:
 
 
 @pytest.mark.kernels
-@settings(max_examples=12)
+@settings(max_examples=10)
 @given(
     keys=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=40),
     site=st.integers(0, 300),
