@@ -54,7 +54,8 @@ KERNELS = (
     "tests/pretraining/engine/test_gpu.py",
     "tests/pretraining/model/test_gpu_kernels.py",
     "tests/pretraining/model/test_gpu_attention.py",
-    "tests/pretraining/model/test_gpu_cross_entropy.py",
+    "tests/pretraining/model/test_fused.py",
+    "tests/pretraining/model/test_losses.py",
 )
 """The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from support.lamb_reference import read_ratios
+from support.optimizer_reference import read_ratios
 from support.pretraining_reference import SMALL, make_uneven, random_rows
 from torch import Tensor
 

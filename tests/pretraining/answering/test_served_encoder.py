@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import threads
+from support.operations import threads
 from torch import Tensor
 
 from pretraining.answering import one_call

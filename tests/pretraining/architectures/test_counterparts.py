@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from support.counterparts import COUNTERPARTS, Pair, assert_equal, train
-from support.kernels import kernels_allowed
+from support.operations import kernels_allowed
 from support.transformers_models import same
 
 from data_prep.vocabulary.source import read_vocabulary

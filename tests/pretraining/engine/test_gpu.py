@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
-from support import apex_kernels, twice
-from support.lamb_reference import NVIDIA, error, make_engine, reference, run_engine
-from support.poison import poison_second_step
+from support import engine_steps, pretended_gpu
+from support.attention import NONE, inputs
+from support.optimizer_reference import NVIDIA, error, make_engine, reference, run_engine
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
 from data_prep.common.launchers import World
-from pretraining.config.settings import Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
@@ -26,7 +27,6 @@ from pretraining.model.attention import Padded
 from pretraining.model.batch import Batch, PretrainingBatches
 from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Packed, has_flash
-from pretraining.model.layout import Layout
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.lamb import LambSettings
@@ -54,74 +54,51 @@ def test_a_mark_counts_when_the_gpu_has_come_to_it() -> None:
     assert marks.reached == 3
 
 
-def inputs(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """Queries, keys and values of packed sequences, and a bias."""
-    generator = torch.Generator().manual_seed(1)
-    shapes = (sum(LENGTHS), 3 * HIDDEN), (3 * HIDDEN,)
-    qkv, bias = (torch.randn(shape, generator=generator).cuda().to(dtype).requires_grad_() for shape in shapes)
-    return qkv, bias
-
-
-def layouts() -> tuple[Layout, Layout]:
-    """For the flash kernels, and padded."""
-    starts = random_batch(LENGTHS, 50).starts.cuda()
-    return Packed(starts, max(LENGTHS)), Padded(starts, max(LENGTHS), sum(LENGTHS), False, None)
-
-
-def dropout(probability: float) -> Dropout:
-    return Dropout(probability, torch.empty(0, dtype=torch.int32))
-
-
 def needs_flash() -> None:
     if not has_flash(torch.empty(1, HIDDEN, device="cuda", dtype=torch.bfloat16), HEADS):
         pytest.skip("the flash kernels need compute capability 8.0")
 
 
+def attended(layout: str, dtype: torch.dtype = torch.bfloat16, probability: float = 0.0) -> list[Tensor]:
+    """What packed sequences attend to by the flash kernels, with their bias or on sums with it, or padded; and the
+    gradients of queries, keys and values, and of the bias."""
+    needs_flash()
+    qkv, bias = (each.detach().cuda().requires_grad_() for each in inputs(sum(LENGTHS), HIDDEN, dtype))
+    starts, dropout = random_batch(LENGTHS, 50).starts.cuda(), Dropout(probability, NONE.keys)
+    packed = Packed(starts, max(LENGTHS))
+    if layout == "sums":
+        attends_sums = packed.attends_sums(qkv) or pytest.skip("Triton is not installed")
+        out = attends_sums(qkv + bias.detach(), bias, HEADS, dropout)
+    else:
+        padded = Padded(starts, max(LENGTHS), sum(LENGTHS), False, None)
+        out = (packed if layout == "packed" else padded).attend(qkv, bias, HEADS, dropout)
+    return [each.float() for each in (out, *torch.autograd.grad(out.float().square().sum(), (qkv, bias)), qkv, bias)]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_flash_attention_is_attention_over_each_sequence(dtype: torch.dtype) -> None:
-    needs_flash()
-    qkv, bias = inputs(dtype)
-    outputs, slopes = [], []
-    for layout in layouts():
-        out = layout.attend(qkv, bias, HEADS, dropout(0.0)).float()
-        outputs.append(out)
-        slopes.append([slope.float() for slope in torch.autograd.grad(out.square().sum(), (qkv, bias))])
-    torch.testing.assert_close(*outputs, rtol=2e-2, atol=2e-2)
-    for one, other in zip(*slopes, strict=True):
+    (ours, *our_slopes), (theirs, *their_slopes) = (attended(layout, dtype) for layout in ("packed", "padded"))
+    torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    for one, other in zip(our_slopes, their_slopes, strict=True):
         assert float((one - other).norm() / other.norm()) < 0.02
 
 
 def test_flash_attention_on_sums_is_that_which_adds_the_bias() -> None:
     """The same kernels on the same numbers; the gradient of the bias is summed in another order."""
-    needs_flash()
-    qkv, bias = inputs()
-    packed, _ = layouts()
-    attends_sums = packed.attends_sums(qkv)
-    if attends_sums is None:
-        pytest.skip("Triton is not installed")
-    found = []
-    for out in (
-        attends_sums(qkv + bias.detach(), bias, HEADS, dropout(0.0)),
-        packed.attend(qkv, bias, HEADS, dropout(0.0)),
-    ):
-        found.append([out, *torch.autograd.grad(out.float().square().sum(), (qkv, bias))])
-    (ours, our_slope, our_sum), (theirs, their_slope, their_sum) = found
+    (ours, our_slope, our_sum, *_), (theirs, their_slope, their_sum, *_) = map(attended, ("sums", "packed"))
     assert torch.equal(ours, theirs)
     assert torch.equal(our_slope, their_slope)
-    assert float((our_sum - their_sum).float().norm() / their_sum.float().norm()) < 0.01
+    assert float((our_sum - their_sum).norm() / their_sum.norm()) < 0.01
 
 
-@pytest.mark.parametrize("way", [0, 1])
-def test_dropout_goes_backward_through_the_same_mask(way: int) -> None:
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_dropout_goes_backward_through_the_same_mask(layout: str) -> None:
     """What comes out is linear in the values, so their gradient gives it back; one of another mask would not."""
-    needs_flash()
-    qkv, bias = inputs()
-    values = torch.zeros_like(qkv)
-    values[:, 2 * HIDDEN :] = qkv.detach()[:, 2 * HIDDEN :]
     torch.manual_seed(3)
-    out = layouts()[way].attend(qkv, bias * 0, HEADS, dropout(0.3)).float()
-    (slope,) = torch.autograd.grad((out * out.detach()).sum(), qkv)
-    assert float((slope * values).float().sum()) == pytest.approx(float(out.detach().square().sum()), rel=1e-2)
+    out, slope, _, qkv, bias = attended(layout, probability=0.3)
+    part = slice(2 * HIDDEN, None)
+    values = (qkv + bias)[:, part]
+    assert float((slope[:, part] * values).sum()) == pytest.approx(2 * float(out.square().sum()), rel=1e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -164,7 +141,9 @@ def test_layers_share_a_translation() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_deterministic_gives_the_same_bits_twice(dtype: str, optimizer: str) -> None:
     """In a process of its own: the library for matrix products reads its settings once."""
-    done = subprocess.run([sys.executable, twice.__file__, "cuda", dtype, optimizer], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, engine_steps.__file__, "cuda", dtype, optimizer], capture_output=True, text=True
+    )
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
@@ -186,16 +165,14 @@ def test_two_ranks_drop_what_one_drops(dtype: torch.dtype) -> None:
     assert float(distance) < (1e-4 if dtype == torch.float32 else 3e-2)
 
 
-def divided(batch: Batch, sequences: int) -> tuple[Batch, Batch]:
+def divided(batch: Batch, sequences: int) -> list[Batch]:
     """So many sequences, and the others."""
-    cut, (first, others) = int(batch.starts[sequences]), (slice(sequences), slice(sequences, None))
-
-    def part(pieces: slice, starts: Tensor, which: slice) -> Batch:
-        ids = batch.pieces[pieces], batch.segments[pieces], batch.positions[pieces]
-        return Batch(*ids, starts=starts, lengths=batch.lengths[which], examples=batch.examples[which])
-
-    one = part(slice(cut), batch.starts[: sequences + 1], first)
-    return one, part(slice(cut, None), batch.starts[sequences:] - cut, others)
+    cut, found = int(batch.starts[sequences]), []
+    for pieces, which in ((slice(cut), slice(sequences)), (slice(cut, None), slice(sequences, None))):
+        ids, lengths = (batch.pieces[pieces], batch.segments[pieces], batch.positions[pieces]), batch.lengths[which]
+        starts = torch.tensor([0, *accumulate(lengths)], dtype=batch.starts.dtype)
+        found.append(Batch(*ids, starts=starts, lengths=lengths, examples=batch.examples[which]))
+    return found
 
 
 LAMB = [("fp32", zero) for zero in range(4)] + [(dtype, zero) for dtype in ("bf16", "fp16") for zero in (1, 2, 3)]
@@ -227,14 +204,8 @@ def test_lamb_is_lamb_on_one_process(dtype: str, zero: int, kernels: str) -> Non
 @pytest.mark.parametrize("zero", [0, 1])
 @pytest.mark.usefixtures("one_rank")
 def test_no_optimizer_takes_a_gradient_that_is_not_finite(name: str, zero: int) -> None:
-    """Neither weights, averages nor the number of steps, and the host need not look."""
-    settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
-    engine = Engine(build_model(SHAPE).initialize(1), settings, torch.device("cuda", 0))
-    kept = poison_second_step(engine, LENGTHS, float("nan"))
-    assert engine.optimizer_steps == 2
-    engine.close()
-    assert all(map(torch.equal, kept[0], kept[1]))
-    assert not all(map(torch.equal, kept[1], kept[2]))
+    """And the host need not look."""
+    engine_steps.assert_leaves_out(math.nan, torch.device("cuda", 0), name, zero)
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -275,7 +246,7 @@ def test_apex_moves_as_what_stands_for_it() -> None:
     lists.append([torch.rand(size, device="cuda") for size in (7, 70_000)])
     twins = [[tensor.clone() for tensor in tensors] for tensors in lists]
     updates, squares = compute_by_apex(amp_c, lists, LambSettings(), 3.0, 0.01)
-    wanted, wanted_squares = compute_by_apex(apex_kernels, twins, LambSettings(), 3.0, 0.01)
+    wanted, wanted_squares = compute_by_apex(pretended_gpu, twins, LambSettings(), 3.0, 0.01)
     for one, other in zip([*updates, *lists[2], *lists[3]], [*wanted, *twins[2], *twins[3]], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(squares, wanted_squares, rtol=1e-6, atol=0)

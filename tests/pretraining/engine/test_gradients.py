@@ -5,38 +5,34 @@ from __future__ import annotations
 import gc
 import itertools
 import math
-import os
 import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from support.engine_steps import assert_leaves_out
 from support.marks import slow
-from support.poison import poison_second_step
-from support.pretraining_reference import SMALL, random_batch
-from support.processes import spawn
+from support.pretraining_reference import SMALL
 from support.training import run_connected
 from torch import Tensor, nn
 
 from data_prep.common.launchers import World
 from pretraining.config.settings import Optimizer, Parallel, Precision
-from pretraining.engine import exchange, partition
+from pretraining.engine import exchange
 from pretraining.engine import gradients as gradients
 from pretraining.engine.buckets import Bucket, make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.step import Seeds, train_step
 from pretraining.model import cpu_kernels
-from pretraining.model.batch import PretrainingBatches
 from pretraining.model.encoder import Trainable
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
-from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect, disconnect
 
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=9)
@@ -237,9 +233,13 @@ def test_a_rank_marks_that_its_own_gradients_are_there_before_it_waits(ranks: li
         assert found["turns"] == once * 7
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
 @pytest.mark.parametrize(
-    ("zero", "on_device", "poison"), [(0, False, math.nan), (1, False, math.inf), (1, True, math.nan)]
+    ("name", "zero", "on_device", "poison"),
+    [
+        ("muon", 0, False, math.nan),
+        ("lamb", 1, False, math.inf),
+        *((name, 1, True, math.nan) for name in ("adamw", "lamb", "muon")),
+    ],
 )
 @pytest.mark.usefixtures("alone")
 def test_no_optimizer_takes_a_gradient_that_is_not_finite(
@@ -249,58 +249,27 @@ def test_no_optimizer_takes_a_gradient_that_is_not_finite(
     if on_device:
         monkeypatch.setattr(gradients, "stays_on_device", lambda _: True)
         monkeypatch.setattr(cpu_kernels, "usable", lambda *_: False)
-    settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
-    engine = Engine(build_model(SMALL).initialize(1), settings, torch.device("cpu"))
-    kept = poison_second_step(engine, [9, 5, 12], poison)
-    assert engine.optimizer_steps == 2
-    engine.close()
-    assert all(map(torch.equal, kept[0], kept[1]))
-    assert not all(map(torch.equal, kept[1], kept[2]))
+    assert_leaves_out(poison, torch.device("cpu"), name, zero)
 
 
-def join_as_last_of(ranks: int) -> dict[str, Any]:
-    """Steps of the last of so many ranks, whom nobody answers, with NCCL's ways: which operations it calls."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    calls: list[str] = []
-
-    def count(name: str, operation: Any) -> Any:
-        def counted(*given: Any, **named: Any) -> Any:
-            calls.append(name)
-            return operation(*given, **named)
-
-        return counted
-
-    for place, name in ((exchange, "reduce_scatter"), (dist, "reduce")):
-        setattr(place, name, count(name, getattr(place, name)))
-    setattr(exchange, "launches_together", lambda _: True)  # noqa: B010
-    setattr(gradients, "BUCKET_SIZE", 100_000)  # noqa: B010
-    setattr(partition, "_check", lambda *_: None)  # noqa: B010
-    os.environ |= {"RANK": str(ranks - 1), "WORLD_SIZE": str(ranks), "LOCAL_RANK": "0"}
-    dist.init_process_group("fake", store=FakeStore(), rank=ranks - 1, world_size=ranks)
-    engine = Engine(
-        build_model(SMALL).initialize(1),
-        EngineSettings(precision=Precision(dtype="bf16"), parallel=Parallel(zero=1)),
-        torch.device("cpu"),
-    )
-    calls.clear()
-    batch = random_batch([9, 5, 12], SMALL.vocabulary, 1)
-    batches = PretrainingBatches((batch, batch), 6 * ranks, 2 * ranks * len(batch.labels))
-    train_step(engine, batches, 1e-3, Seeds(1, 1), MLM.loss)
-    flats = len(engine.deepspeed.optimizer.fp32_groups_gradients_flat)
-    return {"calls": calls, "flats": flats, "buckets": len(engine.deepspeed.optimizer._buckets)}
-
-
-@pytest.mark.parametrize("ranks", [2, 256])
-def test_many_ranks_join_whole_tensors_at_once(ranks: int) -> None:
+@pytest.mark.parametrize(("ranks", "whole"), [(2, False), (256, True)])
+def test_many_ranks_join_whole_tensors_at_once(ranks: int, whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """NCCL reduces to one rank after another, which takes long where a bucket has the shares of many."""
-    [done] = spawn(1, join_as_last_of, ranks)
-    found = done.result
-    assert found is not None, done.errors
-    if ranks == 2:
-        assert found["buckets"] <= len(found["calls"]) <= found["buckets"] + 1
-    else:
-        assert found["calls"] == ["reduce_scatter"] * found["flats"]
+    sent = Mock()
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: ranks)
+    monkeypatch.setattr(exchange, "launches_together", lambda _: True)
+    monkeypatch.setattr(exchange, "Joining", sent)
+    flat = torch.full((25_600,), 1000.0)
+    buckets, network = list(make_buckets(flat, [(800,)] * 32, ranks, 2000)), exchange.Network(torch.float32)
+    network.prepare([flat], None, 2000)
+    for bucket in buckets:
+        for number in bucket.views.keys() - {5}:
+            bucket.take(number, torch.ones(800))
+        network.join_full(buckets)
+    network.join(buckets)
+    wanted = [(25_600, 256)] if whole else [(len(bucket.sums), len(bucket.shares)) for bucket in buckets]
+    assert [(len(call.args[0]), len(call.args[1])) for call in sent.call_args_list] == wanted
+    assert flat.view(32, 800).sum(1).tolist() == [800.0 * (number != 5) for number in range(32)]
 
 
 class UnderWay:

@@ -25,43 +25,34 @@ WHOLE = 10**6
 """a bucket that holds any flat tensor, and a room that holds any sums"""
 
 
-class Launches:
-    """Counts what NCCL would be given, while gloo or nobody does the work."""
+@contextmanager
+def pretended_nccl() -> Iterator[list[str]]:
+    """Joining finds NCCL, whose launches are listed, while gloo does the work."""
+    launches, works = list[str](), list[Any]()
 
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self._inside = False
-        self._works: list[Any] = []
-
-    @contextmanager
-    def pretended(self) -> Iterator[None]:
-        """Within this, joining finds NCCL."""
-        with (
-            mock.patch.object(exchange, "launches_together", return_value=True),
-            mock.patch.object(exchange, "_coalescing_manager", self._together),
-            mock.patch.object(dist, "reduce", self._counted("reduce", dist.reduce)),
-            mock.patch.object(exchange, "reduce_scatter", self._counted("reduce-scatter", exchange.reduce_scatter)),
-        ):
-            yield
-
-    def _counted(self, name: str, operation: Any) -> Any:
+    def count(name: str, operation: Any) -> Any:
         def launch(*args: Any, **more: Any) -> Any:
-            if self._inside:
-                self._works.append(operation(*args, **more))
-                return None
-            self.names.append(name)
-            return operation(*args, **more)
+            launches.append(name)
+            works.append(operation(*args, **more))
+            return works[-1]
 
         return launch
 
     @contextmanager
-    def _together(self, group: Any, device: torch.device, async_ops: bool) -> Iterator[Any]:
+    def launch_together(group: Any, device: torch.device, async_ops: bool) -> Iterator[Any]:
         assert async_ops, "the next bucket would wait for this one"
-        self.names.append("group")
-        self._inside, self._works = True, []
-        works = self._works  # of this bucket: the next one gets a list of its own before anybody waits
-        yield mock.Mock(wait=lambda: [work.wait() for work in works])
-        self._inside = False
+        begin, own = len(launches), list[Any]()
+        works.clear()
+        yield mock.Mock(wait=lambda: [work.wait() for work in own])
+        launches[begin:], own[:] = ["group"], works
+
+    with (
+        mock.patch.object(exchange, "launches_together", return_value=True),
+        mock.patch.object(exchange, "_coalescing_manager", launch_together),
+        mock.patch.object(dist, "reduce", count("reduce", dist.reduce)),
+        mock.patch.object(exchange, "reduce_scatter", count("reduce-scatter", exchange.reduce_scatter)),
+    ):
+        yield launches
 
 
 def joined(limit: int, wire: torch.dtype) -> Tensor:
@@ -83,10 +74,9 @@ def on_ranks() -> dict[str, Any]:
     found: dict[str, Any] = {"gloo": joined(40, torch.float32)}
     for limit in (40, WHOLE):
         for wire in (torch.float32, torch.bfloat16):
-            launches = Launches()
-            with launches.pretended():
+            with pretended_nccl() as launches:
                 found[f"{limit} {wire}"] = joined(limit, wire)
-            found[f"launches {limit}"] = launches.names
+            found[f"launches {limit}"] = launches
     return found | sum_through_memory()
 
 

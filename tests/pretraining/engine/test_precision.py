@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import subprocess
-import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,8 +13,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from conftest import ROOT
 from support.commands import assert_refusal
+from support.processes import spawn
 from torch.utils import deterministic
 
 from data_prep.common.errors import UserError
@@ -84,51 +82,40 @@ def test_what_a_processor_without_bf16_costs_is_told(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("limit", ["AVX2", "AVX512_CORE"])
 def test_products_that_onednn_may_not_use_are_not_there(limit: str) -> None:
     """Else sums of products of 8 bits would saturate at 16 bits, and be wrong without a warning."""
-    code = "from pretraining import devices; print(devices.cpu_has_int8())"
-    env = {**os.environ, "ONEDNN_MAX_CPU_ISA": limit}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "False\n", done.stderr
+    (done,) = spawn(1, devices.cpu_has_int8, environment={"ONEDNN_MAX_CPU_ISA": limit})
+    assert (done.result, done.errors) == (False, "")
 
 
-def test_gpus_compute_in_the_best_type_that_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    for gpu, auto in ((T4, torch.float16), (H200, torch.bfloat16)):
-        pretend_gpu(monkeypatch, *gpu)
-        assert choose_dtype("auto", GPU) == auto
+@pytest.mark.parametrize(("gpu", "auto"), [(T4, torch.float16), (H200, torch.bfloat16)])
+def test_gpus_compute_in_the_best_type_that_they_have(gpu: Any, auto: torch.dtype, monkeypatch: Any) -> None:
+    pretend_gpu(monkeypatch, *gpu)
+    assert choose_dtype("auto", GPU) == auto
+
+
+COMPILE = Compute(compile=True)
+NO_COMPILER, NO_HEADERS = (cpu_kernels, "find_compiler", None), (sysconfig, "get_path", "/nowhere")
+"""What a machine lacks; the second as on Debian."""
 
 
 @pytest.mark.parametrize(
-    ("gpu", "device", "precision", "compute", "message"),
+    ("gpu", "device", "wanted", "lacks", "message"),
     [
-        (H200, CPU, {"dtype": "fp16"}, {}, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
-        (T4, GPU, {"dtype": "bf16"}, {}, r'precision.dtype = "bf16": Tesla T4 has none; take "fp16" or "auto"'),
-        (T4, GPU, {"dtype": "fp32", "tf32": True}, {}, "precision.tf32 = true: Tesla T4 has none; take false"),
-        (H200, GPU, {}, {"compile": True}, r"compute.compile = true: needs .* on a GPU Triton that knows it"),
+        (H200, CPU, Precision(dtype="fp16"), None, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
+        (T4, GPU, Precision(dtype="bf16"), None, r'"bf16": Tesla T4 has none; take "fp16" or "auto"'),
+        (T4, GPU, Precision(dtype="fp32", tf32=True), None, "precision.tf32 = true: Tesla T4 has none; take false"),
+        (H200, GPU, COMPILE, None, r"compute.compile = true: needs .* on a GPU Triton that knows it"),
+        (H200, CPU, COMPILE, NO_COMPILER, r"compute.compile = true: needs a C\+\+ compiler \(g\+\+\)"),
+        (H200, CPU, COMPILE, NO_HEADERS, r"Python.h \(python3-dev\)"),
     ],
 )
-def test_what_a_device_has_not_is_refused(
-    gpu: tuple[str, tuple[int, int]],
-    device: torch.device,
-    precision: dict[str, Any],
-    compute: dict[str, Any],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_a_device_or_machine_has_not_is_refused(
+    gpu: Any, device: torch.device, wanted: Precision | Compute, lacks: Any, message: str, monkeypatch: Any
 ) -> None:
     pretend_gpu(monkeypatch, *gpu)
-    assert_refusal(message, set_arithmetic, Precision(**precision), Compute(**compute), device)
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "value", "message"),
-    [
-        (cpu_kernels, "find_compiler", None, r"compute.compile = true: needs a C\+\+ compiler \(g\+\+\)"),
-        (sysconfig, "get_path", "/nowhere", r"Python.h \(python3-dev\)"),  # as on Debian
-    ],
-)
-def test_compiling_needs_a_compiler_and_headers(
-    owner: Any, name: str, value: str | None, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(owner, name, lambda *_: value)
-    assert_refusal(message, set_arithmetic, Precision(), Compute(compile=True), CPU)
+    if lacks:
+        monkeypatch.setattr(*lacks[:2], lambda *_: lacks[2])
+    both = (Precision(), wanted) if isinstance(wanted, Compute) else (wanted, Compute())
+    assert_refusal(message, set_arithmetic, *both, device)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from support.memory import MemoryWatch
 from support.training import run_connected
+from support.watches import MemoryWatch
 from torch import Tensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 

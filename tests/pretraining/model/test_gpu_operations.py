@@ -17,43 +17,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT
-from support.attention import attend_plainly, furthest, inputs
-from support.attention import gradients as gradients_by
-from support.flash import FlashKernels
-from support.kernels import kernels_allowed
+from support.attention import FlashKernels, attend_plainly, furthest, inputs, with_slopes
 from support.marks import has_gpu
+from support.operations import DEVICE, NONE, ON_DEVICE, as_on_a_gpu, kernels_allowed
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor
 
-from pretraining.model import attention, cpu_kernels, gpu_layouts
+from pretraining.model import attention, gpu_layouts
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Padded
-from pretraining.model.bert import Layer
-from pretraining.model.dropout import Dropout
 from pretraining.model.gpu_layouts import Packed
-from pretraining.model.layout import Layout
-from pretraining.model.modules import LayerDropouts
 from pretraining.model.products import multiply_and_pass
 from pretraining.objectives.declaration import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
-pytestmark = [pytest.mark.gpu] if has_gpu() else []
-DEVICE = torch.device("cuda", 0) if has_gpu() else torch.device("cpu", 0)
+pytestmark = ON_DEVICE
 KERNELS = ("gpu_kernels.py", "gpu_halves.py", "gpu_attention.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
 KEYS = torch.tensor([1, -2], dtype=torch.int32)
 NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "attention", "cross_entropy")
 
 
-def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no GPU, tensors of the host take the way of those on one, attention excepted."""
-    if not has_gpu():
-        monkeypatch.setattr(cpu_kernels, "usable", lambda _: False)
-        monkeypatch.setattr(gpu, "usable", lambda operation, *_: operation != "row_keys")
-        monkeypatch.setattr(gpu, "takes_products", lambda _: True)
-
-
 @pytest.mark.kernels
-@pytest.mark.parametrize(("recompute", "own"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("recompute", "own"), [(False, False), (True, True)])
 def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout of hidden states, and with our attention of its shares: the same masks, loss and gradients."""
     shape = replace(SMALL, hidden=64, heads=2) if own else replace(SMALL, attention_dropout=0.0)
@@ -75,56 +59,23 @@ def test_a_model_drops_and_learns_as_on_a_cpu(recompute: bool, own: bool, monkey
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def layer_and_gradients(layer: Layer, x: Tensor, layout: Layout) -> list[Tensor]:
-    """What a layer makes of hidden states, and the gradients of these and of its parameters."""
-    x, drops_nothing = x.detach().requires_grad_(), Dropout(0.0, torch.empty(0, dtype=torch.int32))
-    out = layer(x, layout, LayerDropouts(*[drops_nothing] * 3))
-    slope = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape).to(out.dtype)
-    found = torch.autograd.grad(out, [x, *layer.parameters()], slope)
-    return [each.detach().cpu().double() for each in (out, *found)]
-
-
 @pytest.mark.skipif(has_gpu(), reason="the flash kernels have a stand-in here")
-def test_a_layer_on_flash_kernels_is_that_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the bias in its product, gradients side by side by our kernel, and those of residuals added by products:
-    no further from fp64 than PyTorch's operations in the same numbers."""
-    batch, layer = random_batch([5, 30, 1], 50), Layer(replace(SMALL, hidden=32, heads=2))
-    generator = torch.Generator().manual_seed(3)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, 0.3 * (parameter.dim() == 1), 0.2, generator=generator)
-    x = torch.randn(36, 32, generator=generator).bfloat16()
-    layer.bfloat16()
-    packed = Packed(batch.starts, 30)
-    monkeypatch.setattr(cpu_kernels, "usable", lambda _: False)
-    with FlashKernels():
-        plain = layer_and_gradients(layer, x, packed)
-        as_on_a_gpu(monkeypatch)
-        called = mock.Mock(side_effect=gpu.join)
-        monkeypatch.setattr(gpu, "join", called)
-        ours = layer_and_gradients(layer, x, packed)
-    called.assert_called_once()
-    monkeypatch.setattr(gpu, "usable", lambda *_: False)
-    exact = layer_and_gradients(layer.double(), x.double(), Padded(batch.starts, 30, 36, False, None))
-    apart = [
-        [float((one - right).norm() / right.norm()) for one, right in zip(each, exact, strict=True)]
-        for each in (ours, plain)
-    ]
-    assert max(apart[0]) < 0.03
-    assert sum(apart[0]) < 1.1 * sum(apart[1])
-
-
-@pytest.mark.skipif(has_gpu(), reason="the flash kernels have a stand-in here")
-@pytest.mark.parametrize("one_way", [False, True])
-def test_products_without_a_bias_are_attended_within_a_window(one_way: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, (qkv, _) = random_batch([5, 30, 1], 50), inputs(36, 32, torch.bfloat16)
-    wanted = attend_plainly(batch, qkv, torch.zeros(96), 2, one_way, 3)
+@pytest.mark.parametrize(("with_bias", "sight"), [(True, (False, None)), (True, (True, 3)), (False, (False, 3))])
+def test_the_flash_kernels_attend_to_products(with_bias: bool, sight: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which have added their bias already; its gradient comes from our kernel that lays gradients side by side."""
+    batch, (qkv, bias) = random_batch([5, 30, 1], 50), inputs(36, 32, torch.bfloat16)
+    bias = bias if with_bias else torch.zeros(96, requires_grad=True)
+    wanted = attend_plainly(batch, qkv, bias, 2, *sight)
     as_on_a_gpu(monkeypatch)
-    attend = Packed(batch.starts, 30, one_way, 3).attends_sums(qkv)
+    called = mock.Mock(side_effect=gpu.join)
+    monkeypatch.setattr(gpu, "join", called)
+    attend = Packed(batch.starts, 30, *sight).attends_sums(qkv)
     assert attend is not None
     with FlashKernels():
-        found = attend(qkv, None, 2, Dropout(0.0, KEYS[:0]))
-        ours = [found.detach(), *gradients_by(found, qkv)]
-    assert furthest(ours, [wanted.detach(), *gradients_by(wanted, qkv)]) < 0.02
+        leaves = [qkv, bias][: 1 + with_bias]
+        ours = with_slopes(attend(qkv + bias.detach().to(qkv.dtype), bias if with_bias else None, 2, NONE), *leaves)
+    called.assert_called_once()
+    assert furthest(ours, wanted[: len(ours)]) < 0.02
 
 
 @pytest.mark.parametrize("learns", [(True, True), (False, True), (True, False)])

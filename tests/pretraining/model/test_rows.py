@@ -108,8 +108,9 @@ def slow_cut(row: dict[str, Any], limit: int) -> Example:
     return Example(pieces[1 : boundary - 1], pieces[boundary:-1], labels).cut(limit)
 
 
-@pytest.mark.parametrize(("length", "stored"), [(24, 32), (31, 32), (33, 64), (48, 64)])
-@pytest.mark.parametrize("validation", [False, True])
+@pytest.mark.parametrize(
+    ("length", "stored", "validation"), [(24, 32, False), (31, 32, True), (33, 64, True), (48, 64, False)]
+)
 def test_other_lengths_are_cut_from_the_next_longer(length: int, stored: int, validation: bool, folder: Path) -> None:
     dataset = Dataset(folder, Manifest.read(folder), length, validation)
     assert {Path(record.path).parts[0] for record in dataset.records} == {f"length-{stored}"}
@@ -132,11 +133,9 @@ def check_against_shards(folder: Path, dataset: Dataset) -> None:
     assert lengths.tolist() == [len(each.pieces) for each in expected]
     assert rows.labels.tolist() == [label for each in expected for label in each.labels.values()]
     assert rows.positions.tolist() == [place for each in expected for place in each.labels]
-    ends = np.cumsum(rows.lengths)
-    for end, size, boundary, each in zip(ends, rows.lengths, rows.boundaries, expected, strict=True):
-        found = rows.pieces[end - size : end].tolist()
-        assert found[1 : boundary - 1] + found[boundary:-1] == each.first + each.second
-        assert (found[boundary - 1], found[-1]) == (sep, sep)
+    for found, boundary, each in zip(np.split(rows.pieces, rows.starts[1:]), rows.boundaries, expected, strict=True):
+        assert [*found[1 : boundary - 1], *found[boundary:-1]] == each.first + each.second
+        assert found[boundary - 1] == found[-1] == sep
 
 
 def test_plans_know_how_long_cut_examples_are(folder: Path) -> None:
@@ -176,17 +175,12 @@ def draw_for(count: int, seed: int = 0) -> Draw:
 
 def by_example(rows: Rows, masked: Masked) -> list[tuple[list[int], list[int], list[int]]]:
     """What the model sees of each example, where it predicts, and what."""
-    found = []
-    for start, length in zip(rows.starts.tolist(), rows.lengths.tolist(), strict=True):
-        inside = (masked.chosen >= start) & (masked.chosen < start + length)
-        found.append(
-            (
-                masked.pieces[start : start + length].tolist(),
-                (masked.chosen[inside] - start).tolist(),
-                masked.labels[inside].tolist(),
-            )
-        )
-    return found
+    starts, cuts = rows.starts, np.searchsorted(masked.chosen, rows.starts[1:])
+    parts = [np.split(masked.pieces, starts[1:]), np.split(masked.chosen, cuts), np.split(masked.labels, cuts)]
+    return [
+        (pieces.tolist(), (chosen - start).tolist(), labels.tolist())
+        for start, pieces, chosen, labels in zip(starts, *parts, strict=True)
+    ]
 
 
 @st.composite

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from support.kernels import kernels_allowed
 from support.one_way_reference import MASK, SEP, head_logits, next_logits, random_rows, reference_states
+from support.operations import kernels_allowed
 from support.pretraining_reference import SMALL, make_uneven
 from torch import Tensor
 

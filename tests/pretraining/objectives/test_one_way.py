@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import kernels_allowed
 from support.one_way_reference import random_rows, reference_logits, reference_loss
+from support.operations import kernels_allowed
 from support.pretraining_reference import SMALL, make_uneven, random_batch
 from torch import Tensor
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.kernels import kernels_allowed
-from support.live_tensors import LiveTensors
+from support.operations import kernels_allowed
 from support.pretraining_reference import SMALL, random_batch
+from support.watches import LiveTensors
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 

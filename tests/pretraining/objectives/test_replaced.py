@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.kernels import kernels_allowed
+from support.operations import kernels_allowed
 from support.pretraining_reference import SMALL, make_uneven, pad_batch, random_rows, their_config
 from support.training import Place, assert_refused
 from torch import Tensor

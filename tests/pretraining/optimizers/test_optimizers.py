@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import kernels as kernels_support
+from support import operations
+from support.marks import slow
+from support.optimizer_reference import LEARNING_RATES, error, first_weights, make_engine, reference
+from support.optimizer_reference import moved as move_by_forces
 from support.pretraining_reference import SMALL
-from support.waits import no_waits
+from support.training import run_connected
+from support.watches import no_waits
 from torch import Tensor
 
-from pretraining.config import settings as recipe
 from pretraining.engine.buckets import find_clip_factor
 from pretraining.model import cpu_kernels as kernels
 from pretraining.objectives.declaration import build_model
@@ -22,41 +27,42 @@ from pretraining.optimizers.declaration import OptimizerSettings, find_optimizer
 from pretraining.optimizers.steps.adamw import adam as move_by_adam
 from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer, find_steps
 
-RATES = [1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]
+LENGTH, STEPS, SCALE, DECAY = 40_007, 4, 0.37, 0.1
+NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
 
 
-def settings(**values: object) -> recipe.Optimizer:
-    return recipe.Optimizer.model_validate(values)
-
-
-def build(groups: list[dict[str, Any]], chosen: recipe.Optimizer) -> FlatOptimizer:
-    return find_steps(chosen.name)(find_optimizer(chosen), groups, chosen)
-
-
-def tensors(seed: int, shapes: tuple[tuple[int, ...], ...] = ((7, 5), (11,))) -> list[Tensor]:
+def make_tensors(seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator) for shape in shapes]
+    return [torch.randn(shape, generator=generator) for shape in ((7, 5), (11,))]
 
 
-def trained(optimizer: torch.optim.Optimizer, weights: list[Tensor]) -> list[Tensor]:
-    """The weights after a step for each of RATES, with gradients that are the same for every optimizer."""
-    for step, rate in enumerate(RATES):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        for weight, gradient in zip(weights, tensors(step + 1), strict=True):
-            weight.grad = gradient
-        optimizer.step()
-    return [weight.detach() for weight in weights]
+def divide(weights: list[Tensor]) -> list[dict[str, Any]]:
+    """The first decays; others do not."""
+    groups: list[dict[str, Any]] = [{"params": weights[:1]}, {"params": weights[1:], "weight_decay": 0.0}]
+    return groups[: len(weights)]
+
+
+def make_optimizer(weights: list[Tensor], **values: object) -> FlatOptimizer:
+    chosen = OptimizerSettings.model_validate({"weight_decay": DECAY, **values})
+    return find_steps(chosen.name)(find_optimizer(chosen), divide(weights), chosen)
+
+
+def make_step(optimizer: Any, weights: list[Tensor], gradients: list[Tensor], rate: float = 1e-3) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient.clone()
+    optimizer.step()
 
 
 def test_with_bias_correction_it_is_torchs_adamw() -> None:
-    chosen = settings(betas=(0.9, 0.98), epsilon=1e-6, weight_decay=0.1)
-    ours, theirs = ([tensor.requires_grad_() for tensor in tensors(0)] for _ in range(2))
-    groups: list[dict[str, Any]] = [{"params": ours[:1]}, {"params": ours[1:], "weight_decay": 0.0}]
-    their_groups: list[dict[str, Any]] = [{"params": theirs[:1]}, {"params": theirs[1:], "weight_decay": 0.0}]
-    reference = torch.optim.AdamW(their_groups, betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1)
-    for a, b in zip(trained(build(groups, chosen), ours), trained(reference, theirs), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+    ours, theirs = ([tensor.requires_grad_() for tensor in make_tensors(0)] for _ in range(2))
+    optimizer = make_optimizer(ours, betas=(0.9, 0.98), epsilon=1e-6)
+    reference = torch.optim.AdamW(divide(theirs), betas=(0.9, 0.98), eps=1e-6, weight_decay=DECAY)
+    for step, rate in enumerate([1e-3, 3e-3, 2e-3, 5e-4, 0.0, 1e-3]):
+        make_step(optimizer, ours, make_tensors(step + 1), rate)
+        make_step(reference, theirs, make_tensors(step + 1), rate)
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
 
 
 def test_biases_and_norms_never_decay_and_all_else_does() -> None:
@@ -72,20 +78,17 @@ def test_biases_and_norms_never_decay_and_all_else_does() -> None:
 
 def test_every_parameter_is_in_one_group() -> None:
     model = build_model(SMALL)
-    decayed, others = build_optimizer(model, model.roles(), settings()).param_groups
+    decayed, others = build_optimizer(model, model.roles(), OptimizerSettings()).param_groups
     found = [*map(id, decayed["params"]), *map(id, others["params"])]
     assert sorted(found) == sorted(map(id, model.parameters()))
-    assert decayed["weight_decay"] == settings().weight_decay
+    assert decayed["weight_decay"] == OptimizerSettings().weight_decay
     assert others["weight_decay"] == 0.0
 
 
 def test_a_parameter_without_gradient_stays() -> None:
-    still, moving = (tensor.requires_grad_() for tensor in tensors(0))
+    moving, still = (tensor.requires_grad_() for tensor in make_tensors(0))
     before = still.detach().clone()
-    optimizer = build([{"params": [still, moving]}], settings())
-    optimizer.param_groups[0]["lr"] = 1e-3
-    moving.grad = torch.ones_like(moving)
-    optimizer.step()
+    make_step(make_optimizer([moving, still]), [moving], [torch.ones_like(moving)])
     assert torch.equal(still, before)
 
 
@@ -94,41 +97,31 @@ def test_scaling_does_not_wait_for_a_gpu() -> None:
     counts = [torch.empty((), device="meta")]
     for scale in (0.5, find_clip_factor(torch.empty((), device="meta"), 1.0)):
         with no_waits():
-            move_by_adam(lists, counts, settings(), 0.1, 0.0, scale)
+            move_by_adam(lists, counts, OptimizerSettings(), 0.1, 0.0, scale)
 
 
 @pytest.mark.parametrize("bias_correction", [True, False])
 def test_a_scale_that_is_no_number_moves_nothing_and_no_count(bias_correction: bool) -> None:
     """It stays on a GPU, where nobody looks at it: the steps that follow are as if that one had never been."""
-    chosen = settings(weight_decay=0.1, bias_correction=bias_correction)
     found = []
     for bad_at in (None, 0, 2):
-        weights = [tensor.requires_grad_() for tensor in tensors(0)]
-        optimizer = build([{"params": weights}], chosen)
-        for step in (0, 1, 2, 3):
-            good = torch.tensor(0.5) if bad_at is not None else 0.5
-            for scale in ([torch.tensor(torch.nan)] if step == bad_at else []) + [good]:
-                for weight, gradient in zip(weights, tensors(step + 1), strict=True):
-                    weight.grad = gradient if scale is good else gradient * torch.inf
-                optimizer.param_groups[0]["lr"], optimizer.scale = 1e-3, scale
-                optimizer.step()
-        found.append(
-            [*(weight.detach() for weight in weights), *(optimizer.get_state(weight)["step"] for weight in weights)]
-        )
+        weights = [tensor.requires_grad_() for tensor in make_tensors(0)]
+        optimizer = make_optimizer(weights, bias_correction=bias_correction)
+        for step in range(4):
+            if step == bad_at:
+                optimizer.scale = torch.tensor(torch.nan)
+                make_step(optimizer, weights, [each * torch.inf for each in make_tensors(step + 1)])
+            optimizer.scale = 0.5 if bad_at is None else torch.tensor(0.5)
+            make_step(optimizer, weights, make_tensors(step + 1))
+        found.append([*(each.detach() for each in weights), *(optimizer.get_state(each)["step"] for each in weights)])
     for other in found[1:]:
         torch.testing.assert_close(found[0], other, rtol=1e-6, atol=1e-7)
-
-
-NEEDS_COMPILER = pytest.mark.skipif(kernels.find_compiler() is None, reason="no C++ compiler")
-
-LENGTH, STEPS, SCALE = 40_007, 4, 0.37
-DECAY = 0.1
 
 
 @pytest.fixture(params=[pytest.param("ours", marks=NEEDS_COMPILER), "theirs"])
 def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
     """Whose kernel makes the steps."""
-    with kernels_support.kernels_allowed(request.param == "ours"):
+    with operations.kernels_allowed(request.param == "ours"):
         yield request.param
 
 
@@ -142,22 +135,15 @@ def gradients(length: int = LENGTH) -> list[Tensor]:
     return found
 
 
-def optimizer_of(weight: Tensor, **values: object) -> FlatOptimizer:
-    chosen = OptimizerSettings.model_validate({"weight_decay": DECAY, **values})
-    optimizer = find_steps(chosen.name)(find_optimizer(chosen), [{"params": [weight]}], chosen)
-    optimizer.scale, optimizer.param_groups[0]["lr"] = SCALE, 1e-3
-    return optimizer
-
-
 def moved(start: Tensor, given: list[Tensor], rounded: Tensor | None = None, **values: object) -> Tensor:
     """A weight after a step for each of these gradients."""
     weight = start.clone()
-    optimizer = optimizer_of(weight, **values)
+    optimizer = make_optimizer([weight], **values)
+    optimizer.scale = SCALE
     if rounded is not None:
         optimizer.rounded[id(weight)] = rounded
     for gradient in given:
-        weight.grad = gradient.clone()
-        optimizer.step()
+        make_step(optimizer, [weight], [gradient])
     return weight
 
 
@@ -186,12 +172,11 @@ def test_rounded_weights_are_what_a_copy_would_have(dtype: torch.dtype) -> None:
 
 def test_whoever_asks_hears_whether_weights_are_rounded(kernel: str) -> None:
     weight, rounded = torch.ones(LENGTH), torch.zeros(LENGTH, dtype=torch.bfloat16)
-    optimizer = optimizer_of(weight)
-    weight.grad = torch.ones(LENGTH)
-    optimizer.step()
+    optimizer = make_optimizer([weight])
+    make_step(optimizer, [weight], [torch.ones(LENGTH)])
     assert not optimizer.written  # there was no place for it
     optimizer.rounded[id(weight)] = rounded
-    optimizer.step()
+    make_step(optimizer, [weight], [torch.ones(LENGTH)])
     assert optimizer.written == ({id(weight)} if kernel == "ours" else set())
     assert bool(rounded.any()) == (kernel == "ours")
 
@@ -201,7 +186,7 @@ def test_whoever_asks_hears_whether_weights_are_rounded(kernel: str) -> None:
 def test_a_weight_moves_alike_wherever_it_lies(length: int, cut: float, threads: int) -> None:
     """On any rank, by any number of threads: bit for bit."""
     start, given, at = torch.linspace(-1, 1, length), gradients(length), int(cut * length)
-    with kernels_support.threads(threads):
+    with operations.threads(threads):
         parts = [moved(start[part], [each[part] for each in given]) for part in (slice(at), slice(at, None))]
     assert torch.equal(torch.cat(parts), moved(start, given))
 
@@ -213,3 +198,31 @@ def test_what_is_no_number_is_not_hidden(kernel: str, bad: float) -> None:
     found = moved(torch.randn(LENGTH), given)
     assert found[5].isnan()
     assert found.isnan().sum() == 1
+
+
+DONE, KINDS = 5, ("adamw", "lamb", "muon")
+LATE = {name: 5.0 if name.startswith("next_head") else 3.0 for name in first_weights() if name[:4] in ("pool", "next")}
+
+
+def move_on_stages(stages: list[int]) -> dict[tuple[int, str], dict[str, Tensor]]:
+    """What one rank finds after `DONE` steps before."""
+    found = {}
+    for zero, kind in product(stages, KINDS):
+        engine = make_engine("fp32", zero, {"name": kind}, late=LATE)
+        engine.optimizer_steps = float(DONE)
+        found[zero, kind] = move_by_forces(engine)
+        assert engine.optimizer_steps == DONE + len(LEARNING_RATES)
+        engine.close()
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "stages"), [(1, [1]), slow(2, [0, 1, 2, 3])])
+def test_new_weights_are_corrected_for_their_own_start(ranks: int, stages: list[int]) -> None:
+    """As of new heads: some begin now, others two steps before; without that they would move by other amounts."""
+    late, early = (
+        {kind: reference(ranks, {"name": kind}, *more)[0] for kind in KINDS} for more in ((LATE, DONE), ({}, DONE))
+    )
+    for found in run_connected(ranks, partial(move_on_stages, stages), timeout=240):
+        for (_, kind), weights in found.items():
+            assert error(weights, late[kind]) < 2e-5
+            assert error(weights, early[kind]) > 1e-4

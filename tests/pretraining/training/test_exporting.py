@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.base_models import MNLI, task_weights, write_bert
 from support.commands import assert_refusal
-from support.memory import MemoryWatch
 from support.shards import make_shards
 from support.transformers_models import PIECES, change_config, change_weights, our_weights, their_model
+from support.watches import MemoryWatch
 from torch import Tensor
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
 from transformers import BertConfig as TheirConfig

@@ -1,7 +1,6 @@
-"""LAMB under any ZeRO stage, ranks and precision, and plain LAMB in fp64 on one process to compare it with.
+"""Optimizers under any ZeRO stage, ranks and precision, and plainly in fp64 on one process to compare them with.
 
-Every parameter of a small BERT is pulled by given forces, 6 steps of 2 micro-batches, through the real engine. Beside
-it stands what comes out when LAMB takes each flat tensor of DeepSpeed for a parameter, as it is without partition.py.
+Every parameter of a small BERT is pulled by given forces, 6 steps of 2 micro-batches, through the real engine.
 """
 
 from __future__ import annotations
@@ -21,11 +20,10 @@ from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model.batch import StepBatches
 from pretraining.model.encoder import PretrainingModel
-from pretraining.model.shape import MATRIX, Shape
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.optimizers.lamb import LambSettings
-from pretraining.optimizers.steps.flat import FlatTensor, Slice
+from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, USUAL
 from pretraining.optimizers.steps.lamb import Lamb
 
 SHAPE = Shape(layers=1, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
@@ -104,9 +102,10 @@ def make_engine(
     offload: str = "none",
     device: str = "cpu",
     late: Mapping[str, float] = {},
+    model: PretrainingModel | None = None,
     **more: Any,
 ) -> Engine:
-    """An engine that trains `Pulled`; `more` is DeepSpeed's zero_optimization."""
+    """An engine that trains `Pulled`, or another model; `more` is DeepSpeed's zero_optimization."""
     scale = {"loss_scale_power": 8, "loss_scale_window": 4}  # fp16: it grows within the steps
     settings = EngineSettings(
         optimizer=Optimizer.model_validate({"name": "lamb", **chosen}),
@@ -114,7 +113,7 @@ def make_engine(
         parallel=Parallel.model_validate({"zero": zero, "offload": offload}),
         deepspeed={"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
     )
-    return Engine(Pulled(), settings, torch.device(device), late)
+    return Engine(model or Pulled(), settings, torch.device(device), late)
 
 
 def moved(engine: Engine) -> dict[str, Tensor]:
@@ -151,34 +150,47 @@ def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def reference(ranks: int, chosen: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Plain LAMB in fp64 on one process, with the forces of all ranks."""
-    settings = LambSettings.model_validate({"name": "lamb", **chosen})
+def orthogonalize_plainly(matrix: Tensor) -> Tensor:
+    """The nearest orthogonal matrix in fp64, round by round."""
+    a, b, c = COEFFICIENTS
+    found: Tensor = matrix.double() / matrix.double().norm()
+    for _ in range(ROUNDS):
+        square = found @ found.T
+        found = a * found + (b * square + c * square @ square) @ found
+    return found
+
+
+def reference(
+    ranks: int, chosen: dict[str, Any], late: Mapping[str, float] = {}, done: float = 0.0
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Plain LAMB in fp64 on one process, or another optimizer, with the forces of all ranks: weights and trust ratios.
+    `done` are the steps before these, `late` those of them that weights were not there for."""
+    settings: Any = Optimizer.model_validate({"name": "lamb", **chosen})
     weights = {name: each.double() for name, each in separate(first_weights()).items()}
     means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
     ratios, roles = {}, build_model(SHAPE).roles()
-    for step, learning_rate in enumerate(LEARNING_RATES):
-        for name, gradient in gradients(step, ranks, settings).items():
-            means[name] = settings.betas[0] * means[name] + (1 - settings.betas[0]) * gradient
-            powers[name] = settings.betas[1] * powers[name] + (1 - settings.betas[1]) * gradient**2
-            mean, power, weight = means[name], powers[name], weights[name]
-            if settings.bias_correction:
-                mean, power = (
-                    each / (1 - beta ** (step + 1)) for each, beta in zip((mean, power), settings.betas, strict=True)
-                )
-            decays = roles[name.partition("[")[0]].decays
-            decay = settings.weight_decay if decays else 0.0
-            update = mean / (power.sqrt() + settings.epsilon) + decay * weight
+    for step, learning_rate in enumerate(LEARNING_RATES, 1):
+        for name, gradient in gradients(step - 1, ranks, settings).items():
+            role, own, weight = roles[name.partition("[")[0]], done + step - late.get(name, 0.0), weights[name]
+            by_muon = settings.name == "muon" and role.kind == "matrix"
+            betas = (settings.momentum if by_muon else settings.betas[0], settings.betas[1])
+            means[name] = betas[0] * means[name] + (1 - betas[0]) * gradient
+            powers[name] = betas[1] * powers[name] + (1 - betas[1]) * gradient**2
+            first, second = ((1 - beta**own) if settings.bias_correction else 1.0 for beta in betas)
+            update = means[name] / first / ((powers[name] / second).sqrt() + settings.epsilon)
+            if by_muon:
+                ahead = (1 - betas[0]) * gradient + betas[0] * means[name]
+                update = orthogonalize_plainly(ahead) * USUAL * max(ahead.shape) ** 0.5
+            update = update + (settings.weight_decay if role.decays else 0.0) * weight
             ratio = 1.0
-            if decays or settings.trust_all:
-                ratio = float(weight.norm() / update.norm())
+            if settings.name == "lamb" and (role.decays or settings.trust_all):
                 low, high = settings.trust_limits or (0.0, float("inf"))
-                ratios[name] = ratio = min(max(ratio, low), high)
+                ratios[name] = ratio = min(max(float(weight.norm() / update.norm()), low), high)
             weights[name] = weight - learning_rate * ratio * update
     return weights, ratios
 
 
-def gradients(step: int, ranks: int, settings: LambSettings) -> dict[str, Tensor]:
+def gradients(step: int, ranks: int, settings: Any) -> dict[str, Tensor]:
     """The mean of all forces, clipped or normalised."""
     found = {}
     for name, weight in first_weights().items():
@@ -198,14 +210,3 @@ def error(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     found = separate(found)
     assert found.keys() == wanted.keys()
     return max(float((found[name].double() - each).norm() / each.norm()) for name, each in wanted.items())
-
-
-def without_partition(engine: Engine) -> Engine:
-    """LAMB takes every flat tensor for a parameter."""
-    whole = [
-        FlatTensor(each.tensor, {"flat": each.tensor.numel()}, (Slice("flat", 0, each.tensor.numel(), 0),))
-        for each in engine.flat_tensors
-    ]
-    assert isinstance(engine.optimizer, Lamb)
-    engine.optimizer.prepare(whole, {"flat": MATRIX}, {})
-    return engine
