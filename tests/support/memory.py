@@ -1,12 +1,17 @@
-"""How much memory a process takes while something runs."""
+"""How much memory a process takes, and tensors of PyTorch, while something runs."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import threading
+import weakref
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def read_own_memory() -> int:
@@ -31,7 +36,7 @@ class MemoryWatch:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         self._note()
@@ -42,3 +47,33 @@ class MemoryWatch:
 
     def _note(self) -> None:
         self.most = max(self.most, read_own_memory() - self._before)
+
+
+class LiveTensors(TorchDispatchMode):
+    """Counts what operations make while it is entered, in bytes, until nobody holds it any more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = self._now = self.products = 0
+        self.largest = 0
+        """the numbers of the largest tensor"""
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> Any:
+        found = function(*arguments, **(named or {}))
+        self.products += "mm" in str(function)
+        for each in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(each, Tensor) and (key := each.untyped_storage()._cdata) not in self._known:
+                self._known.add(key)
+                size = each.untyped_storage().nbytes()
+                self.largest = max(self.largest, size // each.itemsize)
+                self._now += size
+                self.peak = max(self.peak, self._now)
+                weakref.finalize(each.untyped_storage(), self._gone, key, size)
+        return found
+
+    def _gone(self, key: int, size: int) -> None:
+        self._now -= size
+        self._known.discard(key)

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import refusal
-from support.one_way_reference import reference_states
 from support.task_items import batch_of
 from support.task_models import HEADS, task_weights
-from support.transformers_models import PIECES, SHAPE, same
+from support.transformers_models import PIECES, SHAPE, reference_states, same
 from torch import Tensor
 from transformers import AutoModel
 

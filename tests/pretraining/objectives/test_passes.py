@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.kernels import kernels_allowed
-from support.live_tensors import LiveTensors
+from support.memory import LiveTensors
 from support.pretraining_reference import SMALL, random_batch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode

@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.live_tensors import LiveTensors
+from support.memory import LiveTensors
 
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import RECIPES, load_recipe
