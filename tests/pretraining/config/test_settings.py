@@ -18,24 +18,26 @@ from pretraining.config.overrides import load_recipe
 from pretraining.config.settings import Phase, Recipe, count_micro_batches, list_divisors
 
 RECIPES = sorted((ROOT / "pretraining/recipes").glob("*.toml"))
-RANKS = {  # what their comments promise
-    "demo": (1, 2),
-    "bert_mini": (1, 2),
-    "bert_mini_two_hours": (1, 2),
-    "bert_base_adam": (1, 2, 4, 8),
-    "bert_large_adam": (1, 2, 4, 8),
-    "bert_base_lamb": (1, 8, 16, 64, 256, 1024),
-    "bert_large_lamb": (1, 8, 16, 64, 256, 1024),
-    "bert_large_1472_gpus": (1472,),
-    "bert_large_budget": (1, 8),
-    "roberta_base": (1, 8, 1024),
-    "roberta_large": (1, 8, 1024),
-    "gpt_base": (1, 8, 64),
-    "gpt2_small": (1, 8, 512),
-    "gpt2_8b": (8, 512),
-    "modern_base": (1, 8, 64),
-    "adapt": (1, 2, 4, 8),
-}
+PROMISED = """
+demo 1 2
+bert_mini 1 2
+bert_mini_two_hours 1 2
+bert_base_adam 1 2 4 8
+bert_large_adam 1 2 4 8
+bert_base_lamb 1 8 16 64 256 1024
+bert_large_lamb 1 8 16 64 256 1024
+bert_large_1472_gpus 1472
+bert_large_budget 1 8
+roberta_base 1 8 1024
+roberta_large 1 8 1024
+gpt_base 1 8 64
+gpt2_small 1 8 512
+gpt2_8b 8 512
+modern_base 1 8 64
+adapt 1 2 4 8
+"""
+RANKS = {name: [*map(int, ranks)] for name, *ranks in map(str.split, PROMISED.strip().splitlines())}
+"""Numbers of ranks that the comments of recipes promise."""
 
 
 def test_the_recipes_are_those_that_are_tested() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from functools import partial
@@ -15,7 +14,6 @@ from support.training import (
     SAVES,
     Place,
     assert_ended,
-    assert_refused,
     assert_same,
     assert_same_curve,
     assert_well,
@@ -38,10 +36,8 @@ SHARED = ("--parallel.tensor", "2")
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A run that saves, averages, asks minimal pairs and finds a micro-batch."""
-    pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    sentences = [("The river was long.", "The river long was."), ("They are here.", "They is here.")]
-    lines = [{"good": good, "bad": bad, "paradigm": "order", "phenomenon": "words"} for good, bad in sentences]
-    pairs.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    pairs = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    pairs.write_text("good\tbad\nThe river was long.\tThe river long was.\nThey are here.\tThey is here.\n")
     asked = ["--evaluation.pairs", str(pairs), "--phases.1.micro_batch", "auto"]
     return [*SAVES, "--checkpoints.average", "2", *asked]
 
@@ -87,16 +83,6 @@ def test_the_objective_may_change_in_a_shared_model(place: Place) -> None:
 
 
 @pytest.mark.slow
-def test_four_ranks_that_are_stopped_go_on_bit_for_bit(
-    place: Place, run: Path, words: list[str], tmp_path: Path
-) -> None:
-    stopped = stopped_at(run, tmp_path / "run", 3)
-    assert_well(train(place.command(stopped, *words, *SHARED), ranks=4, seconds=300))
-    assert_same(stopped, run)
-    assert distance(stopped, run) == 0
-
-
-@pytest.mark.slow
 def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, words: list[str]) -> None:
     command = place.command("killed", *words, *SHARED)
     killed = launch(command, ranks=4, fault=partial(kill_at, 4)).wait(300)
@@ -107,22 +93,11 @@ def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "tensor"), [(3, 1), (1, 1)])
-def test_others_go_on_with_the_same_curve(
-    place: Place, run: Path, words: list[str], tmp_path: Path, ranks: int, tensor: int
-) -> None:
+def test_others_go_on_with_the_same_curve(place: Place, run: Path, words: list[str], tmp_path: Path) -> None:
     stopped = stopped_at(run, tmp_path / "run", 3)
-    command = place.command(stopped, *words, "--parallel.tensor", tensor)
-    output = assert_well(train(command, ranks=ranks, seconds=300))
+    output = assert_well(train(place.command(stopped, *words), ranks=3, seconds=300))
     assert "changed since then: parallel.tensor 2 -> 1" in output
     assert_same_curve(stopped, run, 1e-5)
-
-
-@pytest.mark.slow
-def test_a_branch_of_a_shared_model_is_the_run_itself(place: Place, run: Path, words: list[str]) -> None:
-    command = place.command("branch", *words, *SHARED, "--branch", f"{run}@3")
-    assert_well(train(command, ranks=4, seconds=300))
-    assert distance(place.folder / "branch", run) == 0
 
 
 @pytest.mark.slow
@@ -171,22 +146,3 @@ def number_by_turns() -> None:
 def test_ranks_that_share_a_model_and_are_on_several_machines_are_refused(place: Place) -> None:
     going = launch(place.command("by-turns", *SHARED), ranks=4, fault=number_by_turns)
     assert_ended(going, 2, "ranks 0 to 1 share a model, but are on several machines")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--parallel.zero", "3"), "parallel.tensor = 2: not with parallel.zero = 3"),
-        (("--compute.compile", "true"), "parallel.tensor = 2: not with compute.compile = true"),
-        (("--compute.kernels", "torch"), 'parallel.tensor = 2: not with compute.kernels = "torch"'),
-        (("--model.heads", "1"), "parallel.tensor = 2: does not divide model.heads = 1; take 1"),
-        (("--model.intermediate", "65"), "parallel.tensor = 2: does not divide model.intermediate = 65; take 1"),
-        (("--objective.name", "rtd"), 'parallel.tensor = 2: not with the objective "rtd"'),
-        (
-            (),
-            "parallel.tensor = 2: does not divide the ranks, 1; start a multiple of 2 (for a plan: --ranks), or take 1",
-        ),
-    ],
-)
-def test_what_ranks_cannot_share_is_refused(place: Place, words: tuple[str, ...], message: str) -> None:
-    assert_refused(place.command("refused", *SHARED, *words), message)
