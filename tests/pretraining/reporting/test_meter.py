@@ -92,13 +92,15 @@ def test_an_interval_starts_from_nothing() -> None:
 def test_an_interval_goes_on_where_a_checkpoint_was_made() -> None:
     clock = Clock()
     straight, stopped = make_meter(clock), make_meter(clock)
+    for meter in (straight, stopped):
+        meter.begin()
     for step in range(3):
         clock.now += 4.0
         if step == 2:
             state, stopped = stopped.state(), make_meter(clock)
             stopped.restore([state], 0, 1)
+            stopped.begin()
         for meter in (straight, stopped):
-            meter.begin() if step == 0 or (step == 2 and meter is stopped) else None
             add(meter, (step, 1.0, 1, 1, 1), predictions=2)
             meter.step(1e-4)
     clock.now += 1.0
