@@ -92,9 +92,9 @@ def write_wordpiece(folder: Path, count: int) -> None:
     WordPiece((*SPECIAL, *words), cased=False).write(folder)
 
 
-def adapt_config(kind: Any, own: dict[str, Any], more: dict[str, Any]) -> Any:
-    """Makes a config of another class with the sizes of `SMALL`."""
-    sizes = their_config(SMALL).to_diff_dict() | own | more
+def adapt_config(kind: Any, own: dict[str, Any], more: dict[str, Any], shape: Shape = SMALL) -> Any:
+    """Makes a config of another class with these sizes."""
+    sizes = their_config(shape).to_diff_dict() | own | more
     del sizes["model_type"]
     return kind(**sizes)
 
@@ -104,8 +104,8 @@ def roberta_config(**more: Any) -> transformers.RobertaConfig:
     return adapt_config(transformers.RobertaConfig, own, more)
 
 
-def electra_config(**more: Any) -> transformers.ElectraConfig:
-    return adapt_config(transformers.ElectraConfig, {"embedding_size": SMALL.hidden}, more)
+def electra_config(shape: Shape = SMALL, **more: Any) -> transformers.ElectraConfig:
+    return adapt_config(transformers.ElectraConfig, {"embedding_size": SMALL.hidden}, more, shape)
 
 
 def gpt_config() -> transformers.GPT2Config:

@@ -75,6 +75,13 @@ def is_named(fault: str, expected: str) -> bool:
         (f"{DYNAMIC} --objective.split [0.8,0.1,0.2]", "--objective.split = …: the shares make 1.1; they must make 1"),
         ("--objective.next_sentences 1", "--objective.next_sentences = 1: should be a valid boolean"),
         (f"{DYNAMIC} --objective.rate 0", "--objective.rate = 0: should be greater than 0"),
+        ("--objective.name rtd", '--objective.name = "rtd": "bert" has no head of replaced pieces, …'),
+        (f"{ELECTRA} --objective.generator_share 1.5", "--objective.generator_share = 1.5: should be less than …"),
+        (f"{ELECTRA} --objective.generator_share 0", "--objective.generator_share = 0: should be greater than …"),
+        ("--objective.generator_layers 1", '--objective.generator_layers = 1: is for objective.name = "rtd"; …'),
+        (f"{ELECTRA} --objective.rate 0.3", f"--objective.rate = 0.3: {STATIC}"),
+        (f"{ELECTRA} {DYNAMIC} --objective.rate 1", "--objective.rate = 1: should be less than 1"),
+        (f"{ELECTRA} --evaluation.pairs pairs.tsv", '--evaluation.pairs = "pairs.tsv": …'),
         # hardware
         ("--precision.dtype fp16 --parallel.device cpu", '--precision.dtype = "fp16": not on a CPU; take "bf16", …'),
         ("--parallel.offload optimizer --parallel.zero 0", "--parallel.offload = …: needs parallel.zero = 1; it is 0"),
