@@ -9,17 +9,10 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
+from support import transformers_models
 from support.commands import assert_refusal
 from support.pretraining_reference import SMALL
-from support.transformers_models import (
-    change_config,
-    change_weights,
-    electra_config,
-    gpt_config,
-    modern_config,
-    roberta_config,
-    write_wordpiece,
-)
+from support.transformers_models import change_config, change_weights, gpt_config, modern_config, roberta_config
 from transformers import AutoTokenizer, GPT2LMHeadModel, ModernBertForMaskedLM, RobertaForMaskedLM
 
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
@@ -59,7 +52,7 @@ def write_roberta(folder: Path, kind: Any = RobertaForMaskedLM, **more: Any) -> 
     with torch.no_grad():
         model.roberta.embeddings.position_embeddings.weight.normal_()
     model.save_pretrained(folder)
-    write_wordpiece(folder, SMALL.vocabulary)
+    transformers_models.write_wordpiece(folder, SMALL.vocabulary)
     return model
 
 
@@ -116,7 +109,7 @@ def test_other_names_of_the_same_activation_are_read(
     setattr(settings, name, given)
     theirs = kind(settings).eval()
     theirs.save_pretrained(tmp_path / "in")
-    write_wordpiece(tmp_path / "in", SMALL.vocabulary)
+    transformers_models.write_wordpiece(tmp_path / "in", SMALL.vocabulary)
     export(Export(tmp_path / "in", tmp_path / "out"))
     ours, pieces = load(kind, tmp_path / "out"), torch.arange(2, 60)[None]
     assert getattr(ours.config, name) == written
@@ -128,7 +121,7 @@ def test_other_names_of_the_same_activation_are_read(
 
 
 def test_electra_with_embeddings_that_are_narrower_than_its_layers(tmp_path: Path) -> None:
-    transformers.ElectraModel(electra_config(embedding_size=16)).save_pretrained(tmp_path)
+    transformers.ElectraModel(transformers_models.electra_config(embedding_size=16)).save_pretrained(tmp_path)
     assert_refusal("embedding_size is 16; only that of the layers, 48, is supported", read_folder, tmp_path)
 
 

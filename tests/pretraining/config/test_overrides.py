@@ -70,22 +70,16 @@ AFTER = "after validation, not 3"  # pydantic's words
     [
         # kinds and limits
         ("--phases.0.learning_rate x", '--phases.0.learning_rate = "x": should be a valid number'),
-        ("--phases.0.learning_rate 0", "--phases.0.learning_rate = 0: should be greater than 0"),
         ("--phases.0.learning_rate nan", "--phases.0.learning_rate = nan: should be a finite number"),
         ("--phases.0.steps true", "--phases.0.steps = true: should be a valid integer"),
-        ("--phases.0.steps 1.5", "--phases.0.steps = 1.5: should be a valid integer"),
-        ("--phases.0.batch 0", "--phases.0.batch = 0: should be greater than or equal to 1"),
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: should be less than 1"),
-        ("--parallel.zero 4", "--parallel.zero = 4: should be less than or equal to 3"),
-        ("--parallel.zero", "--parallel.zero = true: should be a valid integer"),
         ("--parallel.zero --seed 3", "--parallel.zero = true: should be a valid integer"),
         ("--compute.compile maybe", '--compute.compile = "maybe": should be a valid boolean'),
         ("--optimizer.name sgd", "--optimizer.name = \"sgd\": should be 'adamw', 'lamb' or 'muon'"),
         ("--optimizer.betas [0.9]", "--optimizer.betas.1: is missing"),
         ("--optimizer.betas 0.9", "--optimizer.betas = 0.9: a list is needed"),
         ("--optimizer.betas [1,2,3]", f"--optimizer.betas = [1, 2, 3]: should have at most 2 items {AFTER}"),
-        ("--base_model 3", '--init = 3: a text is needed, in quotes: "…"'),
         ("--evaluation 3", "--evaluation = 3: a table is needed"),
         ("--objective.masks whole", "--objective.masks = \"whole\": should be 'static' or 'dynamic'"),
         # places
@@ -95,13 +89,10 @@ AFTER = "after validation, not 3"  # pydantic's words
         ("--model.size.x 3", '--model.size.x: model.size is "tiny", not a table'),
         # names
         ("--model.droput 0.2", "--model.droput: unknown; did you mean model.dropout?"),
-        ("--phases.1.warm_up 0.2", "--phases.1.warm_up: unknown; did you mean phases.1.warmup?"),
         ("--optimizer.lr 1", "--optimizer.lr: unknown; did you mean phases.0.learning_rate?"),
-        ("--phases.1.rate 1", "--phases.1.rate: unknown; did you mean phases.1.learning_rate?"),
         ("--phases.1.lr 1", "--phases.1.lr: unknown; did you mean phases.1.learning_rate?"),
         ("--model-size base", "--model_size: unknown; did you mean model.size?"),
         ("--optimiser.clip 1", "--optimiser: unknown; did you mean optimizer?"),
-        ("--parallel.zero_stage 1", "--parallel.zero_stage: unknown; did you mean parallel.zero?"),
         ("--data.qqqqq 1", "--data.qqqqq: unknown; there is allow_other"),
     ],
 )  # fmt: skip

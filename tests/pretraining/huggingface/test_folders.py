@@ -300,10 +300,11 @@ def test_any_changed_bit_is_named(tmp_path: Path) -> None:
 
 def test_equal_weights_have_equal_bytes_which_others_read(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("river\n")
-    for number in range(8):
-        write_weights(STATE, tmp_path / str(number), ["vocab.txt"])
-    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
-    assert load_file(tmp_path / "0").keys() == STATE.keys()
+    written = [tmp_path / str(number) for number in range(8)]
+    for path in written:
+        write_weights(STATE, path, ["vocab.txt"])
+    assert len({path.read_bytes() for path in written}) == 1
+    assert load_file(path).keys() == STATE.keys()
 
 
 def test_weights_may_take_the_place_of_the_file_that_they_are_a_view_of(tmp_path: Path) -> None:

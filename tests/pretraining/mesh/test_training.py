@@ -8,21 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support import faults
+from support import faults, training
 from support.faults import BAD, Poison, kill_at
-from support.training import (
-    SAVES,
-    Place,
-    assert_ended,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    distance,
-    launch,
-    records,
-    stopped_at,
-    train,
-)
+from support.training import Place, assert_ended, assert_same, assert_same_curve, assert_well, distance, launch, train
 
 from pretraining.checkpoint.record import AVERAGED, list_finished, read_record
 from pretraining.checkpoint.state import Saved
@@ -39,7 +27,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     pairs = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
     pairs.write_text("good\tbad\nThe river was long.\tThe river long was.\nThey are here.\tThey is here.\n")
     asked = ["--evaluation.pairs", str(pairs), "--phases.1.micro_batch", "auto"]
-    return [*SAVES, "--checkpoints.average", "2", *asked]
+    return [*training.SAVES, "--checkpoints.average", "2", *asked]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +50,7 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
     assert_well(train(place.command("whole", *words), ranks=2, seconds=300))
     whole = place.folder / "whole"
     assert_same_curve(run, whole, 1e-5)
-    for ours, theirs in zip(*(records(each, "evaluation") for each in (run, whole)), strict=True):
+    for ours, theirs in zip(*(training.records(each, "evaluation") for each in (run, whole)), strict=True):
         assert ours["scored_examples"] == theirs["scored_examples"]
         assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
         assert ours["pairs_accuracy"] == theirs["pairs_accuracy"]
@@ -71,15 +59,28 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
     assert Saved.read(list_finished(run)[-1]).run.leapt is None, "losses count once, and make no leap"
 
 
-@pytest.mark.slow
-def test_the_objective_may_change_in_a_shared_model(place: Place) -> None:
-    """A phase with another objective draws the heads that are new, and leaves out those that are old."""
-    words = ("--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5")
-    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
-        output = assert_well(train(place.command(name, *SAVES, *words, *more), ranks=ranks, seconds=300))
-        assert "anew: " in output
+BOTH = (("shared", 4, SHARED), ("whole", 2, ()))
+"""Four ranks that share two models, and two with whole ones."""
+
+
+def assert_learned_alike(place: Place) -> None:
     assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
     assert distance(place.folder / "shared", place.folder / "whole") < 1e-6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("init", [False, True])
+def test_the_objective_may_change_in_a_shared_model_and_a_base_model_is_shared(
+    init: bool, place: Place, request: pytest.FixtureRequest
+) -> None:
+    """A phase with another objective draws the heads that are new, and leaves out those that are old."""
+    words = ("--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5")
+    if init:
+        words = ("--init", str(request.getfixturevalue("run") / "export"))
+    for name, ranks, more in BOTH:
+        output = assert_well(train(place.command(name, *training.SAVES, *words, *more), ranks=ranks, seconds=300))
+        assert init or "anew: " in output
+    assert_learned_alike(place)
 
 
 @pytest.mark.slow
@@ -94,30 +95,21 @@ def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, w
 
 @pytest.mark.slow
 def test_others_go_on_with_the_same_curve(place: Place, run: Path, words: list[str], tmp_path: Path) -> None:
-    stopped = stopped_at(run, tmp_path / "run", 3)
+    stopped = training.stopped_at(run, tmp_path / "run", 3)
     output = assert_well(train(place.command(stopped, *words), ranks=3, seconds=300))
     assert "changed since then: parallel.tensor 2 -> 1" in output
     assert_same_curve(stopped, run, 1e-5)
 
 
 @pytest.mark.slow
-def test_a_base_model_is_shared(place: Place, run: Path) -> None:
-    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
-        words = (*SAVES, "--init", run / "export", *more)
-        assert_well(train(place.command(f"based-{name}", *words), ranks=ranks, seconds=300))
-    assert_same_curve(place.folder / "based-shared", place.folder / "based-whole", 1e-5)
-
-
-@pytest.mark.slow
 def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str]) -> None:
     """The run goes back to its last checkpoint, with new engines in the same processes, and learns what ranks with
     whole models do."""
-    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
+    for name, ranks, more in BOTH:
         going = launch(place.command(name, *words, *more), ranks=ranks, fault=Poison("loss", "batch"))
         assert_ended(going, 0, "the loss is nan at step 3 on rank 1")
         assert [(skip.phase, skip.first, skip.count) for skip in read_skips(place.folder / name)] == [(0, BAD, 1)]
-    assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
-    assert distance(place.folder / "shared", place.folder / "whole") < 1e-6
+    assert_learned_alike(place)
 
 
 def read_other_labels() -> None:

@@ -15,6 +15,7 @@ from support.kernels import kernels_allowed
 from support.pretraining_reference import SMALL, make_uneven, pad_batch, random_rows
 from support.transformers_models import electra_config
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
 from data_prep.common.arrays import Array
@@ -25,14 +26,8 @@ from pretraining.model.electra import GeneratorHead, SamplingBatch
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.rows import Draw, Rows
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import (
-    build_model,
-    configure_objective,
-    count_step_flops,
-    find_objective,
-    num_parameters,
-    objectives,
-)
+from pretraining.objectives import declaration
+from pretraining.objectives.declaration import build_model, configure_objective, find_objective, objectives
 from pretraining.objectives.rtd import ReplacedPieces, ReplacedSettings
 
 LENGTHS = (5, 70, 96, 17, 64, 3, 33)
@@ -220,7 +215,9 @@ def test_a_generator_has_whole_heads_and_a_shape_that_is_stored(share: float) ->
     assert find_objective(read_shape(shape.values())) is objective
     other = make_shape(ReplacedSettings(name="rtd", generator_share=share, detection_weight=1.0))
     assert shape.differences(other) == [("objective.detection_weight", 50.0, 1.0)]
-    assert num_parameters(shape) == sum(each.numel() for each in build_model(shape).parameters()) - 27 * (48 + 1)
+    assert declaration.num_parameters(shape) == sum(each.numel() for each in build_model(shape).parameters()) - 27 * (
+        48 + 1
+    )
 
 
 def test_operations_are_those_of_both_passes() -> None:
@@ -228,4 +225,10 @@ def test_operations_are_those_of_both_passes() -> None:
     h, v, n, m = 48, 101, 30, 4
     model = 2 * (2 * (4 * h * h + 2 * h * 96) * n + 4 * h * n * n) + n * 2 * (h * h + h)
     own = 2 * (4 * 24 * 24 + 2 * 24 * 48) * n + 4 * 24 * n * n + n * 2 * h * 24 + m * 2 * (24 * h + h * v)
-    assert count_step_flops(shape, [n], m) == 3 * (model + own)
+    assert declaration.count_step_flops(shape, [n], m) == 3 * (model + own)
+    batch = make_batch(find_objective(shape))  # type: ignore[arg-type]
+    with kernels_allowed(False), FlopCounterMode(display=False) as counter:
+        make_model(dropout=0.0, attention_dropout=0.0)[1].requires_grad_(False)(batch)
+    squares, padding = sum(each**2 for each in LENGTHS), 2 * 24 * 27 * len(batch.labels)
+    counted = counter.get_total_flops() - padding + 4 * (2 * h + 24) * squares  # it knows no attention on a CPU
+    assert declaration.count_computed_flops(shape, LENGTHS, len(batch.labels)) / 3 == counted

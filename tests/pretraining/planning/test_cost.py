@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
+from pretraining.model.shape import Shape
+from pretraining.objectives.costs import Pass
+from pretraining.objectives.declaration import count_computed_flops, count_step_flops, objectives
 from pretraining.optimizers.declaration import optimizers
 from pretraining.planning.amount import measure_sequences
 from pretraining.planning.cost import Cluster, MicroBatch, StepTraffic, estimate_step, find_efficiency
 from pretraining.planning.machines import GPUS, find_network, make_cluster
-from pretraining.planning.memory import count_rank_parameters
+from pretraining.planning.memory import count_rank_parameters, plan_activations
 
 names = st.sampled_from(sorted(GPUS))
 kinds = st.sampled_from(["10gbe", "100gbe", "edr100x4", "hdr200", "hdr200x8", "ndr400x8"])
@@ -108,3 +111,20 @@ def test_recomputed_activations_cost_a_third_more() -> None:
     statistics = measure_sequences(shape, 512, None)
     kept, again = (MicroBatch.from_average(shape, "bf16", 64, statistics, recompute) for recompute in (False, True))
     assert again.seconds(cluster()) == pytest.approx(4 / 3 * kept.seconds(cluster()))
+
+
+def test_a_pass_of_a_share_of_the_sequences_costs_this_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = make_shape("tiny", 1000).change_learning(pairs=False)
+
+    def halves(_: Any, shape: Shape, sequences: int, pieces: float, predictions: float) -> list[Pass]:
+        return 2 * [Pass(shape, predictions / 2, share=0.5)]
+
+    def measure() -> tuple[list[float], float]:
+        planned = plan_activations(shape, "bf16", 8, 64, predictions=10)
+        batch = MicroBatch.from_average(shape, "bf16", 8, measure_sequences(shape, 64, None))
+        flops = [count(shape, [64] * 8, 80) for count in (count_computed_flops, count_step_flops)]
+        return [planned.kept, batch.traffic, *flops], batch.layers
+
+    whole, layers = measure()
+    monkeypatch.setattr(type(objectives()["mlm"]), "passes", halves)
+    assert measure() == (pytest.approx(whole), 2 * layers)

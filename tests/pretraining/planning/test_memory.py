@@ -21,14 +21,8 @@ from pretraining.model import losses
 from pretraining.model.batch import PretrainingBatches
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, objectives
-from pretraining.planning.memory import (
-    CPU_PIECES,
-    GPU_ELEMENTS,
-    Heaviest,
-    Room,
-    find_largest_that_fits,
-    plan_activations,
-)
+from pretraining.planning import memory
+from pretraining.planning.memory import Heaviest, Room, find_largest_that_fits, plan_activations
 from pretraining.planning.plan import Target
 
 BASE = Heaviest(make_shape("base", 30522), "bf16", length=128, predictions=20, recompute=False)
@@ -52,11 +46,14 @@ def test_the_largest_is_found_with_few_trials(share: int, capacity: int) -> None
 def test_sizes_divide_the_share_and_are_bounded(share: int, length: int) -> None:
     """Long sequences can always be computed one by one."""
     heaviest = replace(BASE, length=length)
-    for on_cpu, wide, most in ((True, length, CPU_PIECES), (False, max(length * 3072, 20 * 30528), GPU_ELEMENTS)):
+    for on_cpu, wide, most in (
+        (True, length, memory.CPU_PIECES),
+        (False, max(length * 3072, 20 * 30528), memory.GPU_ELEMENTS),
+    ):
         sizes = heaviest.sizes(share, on_cpu)
         assert sizes == [size for size in list_divisors(share) if size * wide <= most]
         assert sizes[0] == 1
-    assert replace(BASE, length=CPU_PIECES + 1).sizes(8, on_cpu=True) == [1]
+    assert replace(BASE, length=memory.CPU_PIECES + 1).sizes(8, on_cpu=True) == [1]
 
 
 def test_an_estimate_grows_with_the_sequences_and_has_a_margin() -> None:

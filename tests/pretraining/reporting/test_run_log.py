@@ -201,16 +201,13 @@ def test_lines_half_written_or_damaged_and_losses_that_are_none_count_for_nothin
     assert (read_newest_records(path, KINDS), curve_of(path)) == ({}, [])
 
 
-def record(step: int, **figures: float) -> Logged:
-    return Logged.from_record({"step": step, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures})
-
-
 @pytest.mark.parametrize("pairs", [True, False])
 def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
-    more = {"next_loss": 0.5} if pairs else {}
-    trained = [record(step, **more) for step in range(1, 101)]
-    trained.append(record(101, masked_loss=float("nan")))
-    figure = draw_chart(trained, [record(50, **more), record(100, **more)], "mini $", list_loss_curves())
+    more = {"next_loss": 0.5, "loss_scale": None} if pairs else {"loss_scale": None}
+    records = [{"step": step, "masked_loss": 9.0 - step / 20, **more} for step in range(1, 101)]
+    records.append({**records[-1], "step": 101, "masked_loss": float("nan")})
+    trained = [*map(Logged.from_record, records)]
+    figure = draw_chart(trained, [trained[49], trained[99]], "mini $", list_loss_curves())
     figure.canvas.draw()
     assert [axes.get_ylabel() for axes in figure.axes] == ["masked-word loss", "next-sentence loss"][: 1 + pairs]
     raw, smoothed, validation = figure.axes[0].lines
@@ -221,6 +218,8 @@ def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
 
 def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the first step, and then where nothing was printed for 5 seconds, 10, 20, 40, and at last for a minute."""
+    numbers = {7.4: "7", 999: "999", 12345: "12.3k", 4.561e6: "4.56M", 123.4e9: "123G"}
+    assert [*map(format_number, numbers)] == [*numbers.values()]
     output, now = io.StringIO(), 1000.0
     monkeypatch.setattr("pretraining.reporting.run_log.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
     with open_log(tmp_path, Console(file=output)) as log:
@@ -234,8 +233,3 @@ def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: py
     assert lines[0] == "  1/300  12.3k pieces/s  1 m 15 s left  losses follow at step 10"
     steps = [int(line.partition("/")[0]) for line in lines]
     assert steps == [1, 6, 16, 36, 76, 136, 196, 12000, 260]
-
-
-def test_numbers_as_people_read_them() -> None:
-    numbers = {7.4: "7", 999: "999", 12345: "12.3k", 4.561e6: "4.56M", 123.4e9: "123G"}
-    assert [*map(format_number, numbers)] == [*numbers.values()]

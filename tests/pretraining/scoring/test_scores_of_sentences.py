@@ -128,12 +128,11 @@ def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monke
     assert np.isnan(found).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("scorer", ["both", "before"])
-def test_a_sentence_of_which_no_piece_is_left_has_no_score(scorer: str) -> None:
+def test_a_sentence_of_which_no_piece_is_left_has_no_score() -> None:
     """It would be the likeliest of all: nothing is asked of it."""
     one_way = build_model(SHAPE.change_learning(objective="ltr", pairs=False, sees="before")).initialize(0)
-    found = (SCORER if scorer == "both" else Scorer(one_way, VOCABULARY, CPU)).score(["\u200b", "word1", "\x01\x02"])
-    assert np.isnan(found).tolist() == [True, False, True]
+    for scorer in (SCORER, Scorer(one_way, VOCABULARY, CPU)):
+        assert np.isnan(scorer.score(["\u200b", "word1", "\x01\x02"])).tolist() == [True, False, True]
 
 
 def test_what_says_nothing_of_a_model_is_counted_and_a_tie_is_wrong() -> None:
@@ -183,12 +182,10 @@ EXAMPLES, LENGTH = 24, 32
 @torch.no_grad()
 def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
     """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
-    bert, manifest = model.build_pretrained(), Manifest.read(data)
-    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=find_objective(bert.shape))
-    found = []
+    bert, found = model.build_pretrained(), []
+    dataset = Dataset(data, Manifest.read(data), LENGTH, validation=True, objective=find_objective(bert.shape))
     for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
-        states = bert.encode(batch)[batch.chosen]
-        logits = bert.head("masked_head").logits(states, bert.embeddings.word.weight)
+        logits = bert.head("masked_head").logits(bert.encode(batch)[batch.chosen], bert.embeddings.word.weight)
         nats = -logits.double().log_softmax(1).gather(1, batch.labels[:, None])[:, 0]
         found += list(zip((model.vocabulary.pieces[label] for label in batch.labels), nats.tolist(), strict=True))
     return found
@@ -197,16 +194,15 @@ def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sum_of_pieces])
 def test_every_objective_is_scored(name: str, shared: Place, tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "model", shared.data, objective=name)
-    words = [str(folder), "--data", str(shared.data), "--length", str(LENGTH), "--examples", str(EXAMPLES)]
-    found = json.loads(run_main(evaluate.main, *words, "--json"))
+    words = "--length", LENGTH, "--examples", EXAMPLES, "--json"
+    found = json.loads(run_main(evaluate.main, folder, "--data", shared.data, *words))
     asked = nats_of(StoredModel.open(str(folder)), shared.data)
     loss = found["figures"]["masked_loss" if "masked_loss" in found["figures"] else "piece_loss"]
     assert found["predictions"] == len(asked)
     assert loss == pytest.approx(sum(nats for _, nats in asked) / len(asked), rel=1e-5)
     plain = [(piece.removeprefix("##"), nats) for piece, nats in asked if piece not in SPECIAL]
-    characters = sum(len(piece) for piece, _ in plain)
-    assert found["characters"] == characters
-    bits = sum(nats for _, nats in plain) / math.log(2) / characters
+    assert found["characters"] == sum(len(piece) for piece, _ in plain)
+    bits = sum(nats for _, nats in plain) / math.log(2) / found["characters"]
     assert found["bits_per_character"] == pytest.approx(bits, rel=1e-5)
     assert sum(found["left_out"].values()) == len(asked) - len(plain)
     assert ("[SEP]" in found["left_out"]) == (objectives()[name].sees != "both")
@@ -252,13 +248,12 @@ def test_a_text_is_continued_as_by_transformers(tmp_path: Path) -> None:
     assert json.loads(one)["continuation"].startswith("word1 word7 xyz")
 
 
+AFTER = "name one that predicts the piece after"
+
+
 @pytest.mark.parametrize(
     ("objective", "text", "reason"),
-    [
-        ("mlm", TEXT, "predicts masked pieces; name one that predicts the piece after"),
-        ("rtl", TEXT, "name one that predicts the piece after"),
-        ("ltr", "word1 " * 70, "71 pieces, and"),
-    ],
+    [("mlm", TEXT, AFTER), ("rtl", TEXT, AFTER), ("ltr", "word1 " * 70, "71 pieces, and")],
 )
 def test_what_cannot_be_continued_is_refused(objective: str, text: str, reason: str, tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "model", VOCABULARY, objective=objective)

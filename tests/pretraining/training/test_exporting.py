@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.base_models import write_bert
@@ -19,13 +20,7 @@ from support.memory import MemoryWatch
 from support.task_models import MNLI, task_weights
 from support.training import Place
 from support.transformers_models import PIECES, SHAPE, change_config, change_weights, our_weights, same, their_model
-from transformers import (
-    AutoModelForPreTraining,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertForMaskedLM,
-    BertModel,
-)
+from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml
@@ -86,7 +81,7 @@ def test_who_exports_what_transformers_would_classify_with_is_warned(
     for text in (run_main(main, source, "--out", out), (out / "README.md").read_text()):
         assert ("AutoModelForSequenceClassification" in text) == warns
     if warns:
-        classifier = AutoModelForSequenceClassification.from_pretrained(out).eval()
+        classifier = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
         tokenizer = AutoTokenizer.from_pretrained(out)
         one, other = (classifier(**tokenizer(text, return_tensors="pt")).logits for text in ("a", "the river is"))
         assert torch.allclose(one, other, atol=1e-6)
@@ -150,7 +145,7 @@ def test_another_model_stays_and_mistakes_end_with_2(run: Path, tmp_path: Path) 
     out, other, encoder = tmp_path / "out", tmp_path / "other", tmp_path / "encoder"
     for source, place in ((run, out), (run, out), (out, other)):
         run_main(main, source, "--out", place)
-    their_model(BertModel).save_pretrained(encoder)
+    their_model(transformers.BertModel).save_pretrained(encoder)
     for words, said in [
         ([run, "--out", other], f"{other}: exists"),
         ([out, "--out", out, "--replace"], f"{out}: is what is read"),

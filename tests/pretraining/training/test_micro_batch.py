@@ -28,8 +28,8 @@ HEAVIEST = Heaviest(replace(SMALL, dropout=0.1), "fp32", length=32, predictions=
 class Kept:
     """Counts the bytes of what is kept for the backward pass, each tensor once."""
 
-    def __init__(self) -> None:
-        self.bytes, self.most, self._seen = 0, 0, set[int]()
+    def __init__(self, most: int) -> None:
+        self.bytes, self.most, self._seen = 0, most, set[int]()
 
     def pack(self, tensor: Tensor) -> Tensor:
         if tensor.data_ptr() not in self._seen:
@@ -43,8 +43,7 @@ class Kept:
 @contextmanager
 def memory_of(size: int) -> Iterator[Kept]:
     """A device with so many bytes for what the backward pass needs; 0: as many as are asked for."""
-    kept = Kept()
-    kept.most = size
+    kept = Kept(size)
     with torch.autograd.graph.saved_tensors_hooks(kept.pack, lambda tensor: tensor):
         yield kept
 
@@ -73,8 +72,7 @@ def test_a_trial_finds_the_largest_that_fits(dtype: Any, recompute: bool) -> Non
             return fits_in_trial(heaviest, CPU, 0, size)
 
     assert find_largest_that_fits(sizes, fits) == 6
-    assert not fits(9)
-    assert fits(6), "a trial that failed leaves nothing behind"
+    assert (fits(9), fits(6)) == (False, True), "a trial that failed leaves nothing behind"
 
 
 def test_a_trial_computes_the_heaviest_micro_batch_with_its_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,12 +118,12 @@ def test_a_reserve_that_is_not_there_means_that_nothing_fits_and_no_other_error(
 
 
 def test_what_a_shortage_of_memory_looks_like() -> None:
-    assert is_shortage(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"))
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.uint8)
-    assert is_shortage(caught.value)
-    assert is_shortage(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"))
-    assert not is_shortage(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    cublas = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    shortages = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), caught.value, cublas
+    illegal = RuntimeError("CUDA error: an illegal memory access was encountered")
+    assert [is_shortage(error) for error in (*shortages, illegal)] == [True, True, True, False]
 
 
 def test_a_trial_leaves_room_for_what_the_engine_will_hold_yet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +144,5 @@ def test_a_gpu_finds_what_fits_and_is_as_before() -> None:
     sizes = [2**power for power in range(12)]
     found = find_largest_that_fits(sizes, lambda size: fits_in_trial(base, device, reserve, size)) or 0
     assert found in (16, 32, 64)
-    assert not fits_in_trial(base, device, reserve, 2 * found)
-    assert fits_in_trial(base, device, reserve, found)
+    assert [fits_in_trial(base, device, reserve, size) for size in (2 * found, found)] == [False, True]
     assert torch.cuda.memory_allocated(device) == held
