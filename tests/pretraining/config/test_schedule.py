@@ -60,7 +60,10 @@ def test_rates_are_those_of_transformers(name: str, ours: Any, options: dict[str
 
 def test_the_paper_has_one_schedule_for_both_phases() -> None:
     """google-research/bert: linear from the first step, the warm-up in place of its first 10,000."""
-    short, long = build_schedules(load_recipe(RECIPES / "bert_base_adam.toml"))
+    recipe = load_recipe(RECIPES / "bert_base_adam.toml")
+    assert [(phase.length, phase.batch) for phase in recipe.phases] == [(128, 256), (512, 256)]
+    assert (recipe.optimizer.betas, recipe.optimizer.weight_decay) == ((0.9, 0.999), 0.01)
+    short, long = build_schedules(recipe)
     assert (short.steps, long.steps) == (900_000, 100_000)
     for step in (0, 1, 9_998):
         assert short.learning_rate(step) == pytest.approx(1e-4 * (step + 1) / 10_000)
