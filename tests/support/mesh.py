@@ -80,8 +80,8 @@ class Case:
             micro.append(self.settings.batch(rows, Draw(keys, 0.0, self.vocabulary, 1, 2)))
         own, predictions = tuple(micro[data_rank::data_ranks]), sum(len(each.labels) for each in micro)
         following = sum(sum(each.lengths[: each.one_way]) - each.one_way for each in micro)
-        one_way = sum(each.one_way for each in micro)
-        return PretrainingBatches(own, sum(map(len, LENGTHS)), predictions, 0, following, one_way)
+        one_ways = sum(each.one_way for each in micro)
+        return PretrainingBatches(own, sum(map(len, LENGTHS)), predictions, 0, following, one_ways)
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,12 @@ def adapt_config(kind: Any, own: dict[str, Any], more: dict[str, Any], shape: Sh
     return kind(**sizes)
 
 
-def roberta_config(**more: Any) -> transformers.RobertaConfig:
+def roberta_config(**more: Any) -> Any:
     own = {"type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": SMALL.positions + 1, **MARKS}
     return adapt_config(transformers.RobertaConfig, own, more)
 
 
-def electra_config(shape: Shape = SMALL, **more: Any) -> transformers.ElectraConfig:
+def electra_config(shape: Shape = SMALL, **more: Any) -> Any:
     return adapt_config(transformers.ElectraConfig, {"embedding_size": SMALL.hidden}, more, shape)
 
 

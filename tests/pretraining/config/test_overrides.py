@@ -109,7 +109,9 @@ def test_a_file_that_is_not_there_or_no_toml_is_named(plain: Path) -> None:
         assert fault.startswith(f"--recipe {plain}: cannot be read: ")
 
 
-SCRAPS = st.just({}) | st.text() | st.integers() | st.booleans() | st.floats() | st.lists(st.integers())
+SCRAPS: st.SearchStrategy[Any] = (
+    st.just({}) | st.text() | st.integers() | st.booleans() | st.floats() | st.lists(st.integers())
+)
 
 
 @example({("phases",): [0]})

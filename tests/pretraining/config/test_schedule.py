@@ -49,7 +49,7 @@ STEPS = {"num_training_steps": 40}
 )
 def test_rates_are_those_of_transformers(name: str, ours: Any, options: dict[str, Any], warmup: int) -> None:
     """In the decay step for step; in the warm-up one step ahead, since theirs begins with a step at 0."""
-    more = {"power": 0.5, "final": 0.1} if options.keys() - STEPS.keys() else {}
+    more: dict[str, Any] = {"power": 0.5, "final": 0.1} if options.keys() - STEPS.keys() else {}
     schedule = Schedule(1e-3, 40, warmup=warmup, **ours, **more)
     options |= {"decay_type": "linear"} if name == "wsd_schedule" else {}
     rates = theirs(name, 41, 1e-3, num_warmup_steps=warmup, **options)

@@ -24,7 +24,7 @@ LABELS = [0, 127, 128, 149, 5, 140, 128]
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_shares_together_are_the_weight(ranks: int) -> None:
     for architecture in architectures():
-        sizes = {"layers": 2, "hidden": 96, "heads": 4, "intermediate": 192, "positions": 16}
+        sizes: dict[str, Any] = {"layers": 2, "hidden": 96, "heads": 4, "intermediate": 192, "positions": 16}
         shape = replace(make_shape("base" if architecture != "gpt" else "small", 300, architecture), **sizes)
         for weight in architectures()[architecture].weights(shape):
             size = weight.pad_size(shape)

@@ -74,9 +74,9 @@ def test_the_objective_may_change_in_a_shared_model_and_a_base_model_is_shared(
     init: bool, place: Place, request: pytest.FixtureRequest
 ) -> None:
     """A phase with another objective draws the heads that are new, and leaves out those that are old."""
-    words = ("--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5")
+    words = ["--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5"]
     if init:
-        words = ("--init", str(request.getfixturevalue("run") / "export"))
+        words = ["--init", str(request.getfixturevalue("run") / "export")]
     for name, ranks, more in BOTH:
         output = assert_well(train(place.command(name, *training.SAVES, *words, *more), ranks=ranks, seconds=300))
         assert init or "anew: " in output

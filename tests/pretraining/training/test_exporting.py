@@ -104,7 +104,7 @@ def test_the_spread_of_new_weights_that_a_folder_names_is_kept(data: Path, tmp_p
     assert read_config(out, "initializer_range") == 1.5
     shape = StoredModel.open(str(out)).shape
     assert read_shape(shape.values()).initializer_range == 1.5
-    tuned = shape, MNLI, task_weights(MNLI, shape=shape), read_vocabulary(data), "a card\n", {}, 16
+    tuned: Any = shape, MNLI, task_weights(MNLI, shape=shape), read_vocabulary(data), "a card\n", {}, 16
     write_fine_tuned(tmp_path / "tuned", *tuned)
     assert read_config(tmp_path / "tuned", "initializer_range") == 1.5
 
