@@ -92,14 +92,12 @@ def test_sizes_by_numbers() -> None:
     assert (shape.heads, shape.intermediate, shape.vocabulary) == (3, 384, 100)
 
 
-def test_the_pages_of_recipes_are_up_to_date() -> None:
+def test_the_pages_of_recipes_are_up_to_date_and_have_every_key() -> None:
     """`make recipes-page` writes them anew."""
-    for path, page in make_pages().items():
+    pages = make_pages()
+    for path, page in pages.items():
         assert path.read_text(encoding="utf-8") == page
-
-
-def test_every_key_is_there() -> None:
-    parts = dict(part.partition("\n")[::2] for part in next(iter(make_pages().values())).split("\n## ")[1:])
+    parts = dict(part.partition("\n")[::2] for part in next(iter(pages.values())).split("\n## ")[1:])
     titles = {(): "At the top", ("phases", 0): "[[phases]]"}
     for *above, name in known_keys(Recipe):
         table = parts[titles.get(tuple(above), f"[{'.'.join(map(str, above))}]")]

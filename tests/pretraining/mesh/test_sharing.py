@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from pretraining.engine import engine, gradients
 from pretraining.mesh import mesh
-from pretraining.mesh.cuts import cut_tensor
+from pretraining.mesh.cuts import Division, cut_tensor
 from pretraining.mesh.mesh import Mesh, sum_over_tensor_ranks
 from pretraining.model import losses, modules, shared_loss
 from pretraining.model.products import multiply
@@ -23,111 +22,75 @@ from pretraining.optimizers.steps import lamb
 from pretraining.optimizers.steps.flat import FlatOptimizer, add_over_group
 
 STEPS = 3
-Fault = Callable[[pytest.MonkeyPatch], None]
+BERT, LAMB = Case(zero=1, vocabulary=301), Case(optimizer="lamb", zero=1)
+make_slot_table, prepare, share_loss = lamb.make_slot_table, FlatOptimizer.prepare, shared_loss.share_loss
 
 
-def plant_nothing(_: pytest.MonkeyPatch) -> None:
-    """No fault: all are as one."""
+class Fault(NamedTuple):
+    """A case, and what stands in the place of a name in some modules or classes; without a fault, nothing does."""
+
+    case: Case
+    places: tuple[Any, ...] = ()
+    name: str = ""
+    instead: Any = None
 
 
-def leave_out_a_sum_forward(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(mesh._Sum, "forward", staticmethod(lambda ctx, x, mesh: x * 1.0))
+def add_a_bias_twice(self: Any, x: Tensor) -> Tensor:
+    product = multiply(x, self.weight)
+    return sum_over_tensor_ranks(product + self.bias if self.cut == "rows" else product, self.mesh)
 
 
-def leave_out_a_sum_backward(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(mesh._Copy, "backward", staticmethod(lambda ctx, grad: (grad * 1.0, None)))
+def miss_labels_at_a_boundary(logits: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> Any:
+    """A "greater than" in the place of "at least"."""
+    first = mesh.tensor_rank * logits.shape[1]
+    return share_loss(logits, torch.where(labels == first, -1, labels), vocabulary, mesh)
 
 
-def add_a_bias_twice(patched: pytest.MonkeyPatch) -> None:
-    def forward(self: Any, x: Tensor) -> Tensor:
-        product = multiply(x, self.weight)
-        return sum_over_tensor_ranks(product + self.bias if self.cut == "rows" else product, self.mesh)
-
-    patched.setattr(modules.Linear, "forward", forward, raising=False)
+def add_own_squares(_: Any, squares: Any, tables: Any) -> Any:
+    return add_over_group(squares, tables[0].group)
 
 
-def count_a_norm_twice(patched: pytest.MonkeyPatch) -> None:
-    for module in (gradients, engine):
-        patched.setattr(module, "is_divided", lambda _: True)
+def forget_fused_parts(whole: Tensor, how: Division, *where: int) -> Tensor:
+    """Queries go to one rank, values to the other."""
+    return cut_tensor(whole, how._replace(parts=1), *where)
 
 
-def count_a_share_once(patched: pytest.MonkeyPatch) -> None:
-    for module in (gradients, engine):
-        patched.setattr(module, "is_divided", lambda _: False)
-
-
-def mark_no_share(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(mesh, "DIVIDED", "not what DeepSpeed reads")
-
-
-def leave_out_the_sum_of_a_ratio(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(lamb.Lamb, "_add_over_ranks", lambda _, squares, tables: add_over_group(squares, tables[0].group))
-
-
-def move_a_share_by_its_own_ratio(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(lamb, "make_slot_table", lambda flat, roles, _: lamb_table(flat, roles))
-
-
-lamb_table = lamb.make_slot_table
-
-
-def orthogonalize_shares(patched: pytest.MonkeyPatch) -> None:
-    prepare = FlatOptimizer.prepare
-    patched.setattr(FlatOptimizer, "prepare", lambda self, *given: prepare(self, *given[:3]))
-
-
-def draw_one_mask_for_all_heads(patched: pytest.MonkeyPatch) -> None:
-    patched.setattr(Mesh, "select_heads", lambda self, heads: range(heads // self.tensor_ranks))
-
-
-def miss_labels_at_a_boundary(patched: pytest.MonkeyPatch) -> None:
-    def share(logits: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> Any:
-        first = mesh.tensor_rank * logits.shape[1]
-        beyond = torch.where(labels == first, -1, labels)  # a "greater than" in the place of "at least"
-        return shared_loss.share_loss(logits, beyond, vocabulary, mesh)
-
-    patched.setattr(losses, "share_loss", share)
-
-
-def count_the_padding(patched: pytest.MonkeyPatch) -> None:
-    share = shared_loss.share_loss
-    patched.setattr(losses, "share_loss", lambda logits, labels, _, mesh: share(logits, labels, 1 << 30, mesh))
-
-
-def forget_fused_parts(patched: pytest.MonkeyPatch) -> None:
-    """Queries to one rank, values to the other."""
-    patched.setattr(mesh, "cut_tensor", lambda whole, how, *where: cut_tensor(whole, how._replace(parts=1), *where))
-
-
-BERT = Case(zero=1, vocabulary=301)
-LAMB = Case(optimizer="lamb", zero=1)
-FAULTS: dict[str, tuple[Case, Fault]] = {
-    "none": (BERT, plant_nothing),
-    "none, an odd number of heads a rank": (replace(BERT, heads=6), plant_nothing),
-    "none, LAMB": (LAMB, plant_nothing),
-    "a sum too few, forward": (BERT, leave_out_a_sum_forward),
-    "a sum too few, backward": (BERT, leave_out_a_sum_backward),
-    "a bias twice": (BERT, add_a_bias_twice),
-    "a norm counted twice, ZeRO 0": (replace(BERT, zero=0), count_a_norm_twice),
-    "a norm counted twice, ZeRO 1": (BERT, count_a_norm_twice),
-    "a share counted once, ZeRO 1": (BERT, count_a_share_once),
-    "no share marked, ZeRO 2": (replace(BERT, zero=2), mark_no_share),
-    "a ratio not summed": (LAMB, leave_out_the_sum_of_a_ratio),
-    "a share's own ratio": (LAMB, move_a_share_by_its_own_ratio),
-    "shares made orthogonal": (replace(BERT, optimizer="muon"), orthogonalize_shares),
-    "one mask for all heads": (BERT, draw_one_mask_for_all_heads),
-    "a label at the boundary": (BERT, miss_labels_at_a_boundary),
-    "the padding counts": (BERT, count_the_padding),
-    "fused parts forgotten": (BERT, forget_fused_parts),
+FAULTS = {
+    "none": Fault(BERT),
+    "none, an odd number of heads a rank": Fault(replace(BERT, heads=6)),
+    "none, LAMB": Fault(LAMB),
+    "a sum too few, forward": Fault(BERT, (mesh._Sum,), "forward", staticmethod(lambda ctx, x, mesh: x * 1.0)),
+    "a sum too few, backward": Fault(
+        BERT, (mesh._Copy,), "backward", staticmethod(lambda ctx, grad: (grad * 1.0, None))
+    ),
+    "a bias twice": Fault(BERT, (modules.Linear,), "forward", add_a_bias_twice),
+    "a norm counted twice, ZeRO 0": Fault(replace(BERT, zero=0), (gradients, engine), "is_divided", lambda _: True),
+    "a norm counted twice, ZeRO 1": Fault(BERT, (gradients, engine), "is_divided", lambda _: True),
+    "a share counted once, ZeRO 1": Fault(BERT, (gradients, engine), "is_divided", lambda _: False),
+    "no share marked, ZeRO 2": Fault(replace(BERT, zero=2), (mesh,), "DIVIDED", "not what DeepSpeed reads"),
+    "a ratio not summed": Fault(LAMB, (lamb.Lamb,), "_add_over_ranks", add_own_squares),
+    "a share's own ratio": Fault(LAMB, (lamb,), "make_slot_table", lambda flat, roles, _: make_slot_table(flat, roles)),
+    "shares made orthogonal": Fault(
+        replace(BERT, optimizer="muon"), (FlatOptimizer,), "prepare", lambda self, *given: prepare(self, *given[:3])
+    ),
+    "one mask for all heads": Fault(
+        BERT, (Mesh,), "select_heads", lambda self, heads: range(heads // self.tensor_ranks)
+    ),
+    "a label at the boundary": Fault(BERT, (losses,), "share_loss", miss_labels_at_a_boundary),
+    "the padding counts": Fault(
+        BERT, (losses,), "share_loss", lambda logits, labels, _, mesh: share_loss(logits, labels, 1 << 30, mesh)
+    ),
+    "fused parts forgotten": Fault(BERT, (mesh,), "cut_tensor", forget_fused_parts),
 }
 
 
 def train_with_faults() -> dict[str, Found]:
     found = {}
-    for name, (case, plant) in FAULTS.items():
+    for name, fault in FAULTS.items():
         with pytest.MonkeyPatch.context() as patched:
-            plant(patched)
-            found[name] = train(case, 2, STEPS)
+            for place in fault.places:
+                patched.setattr(place, fault.name, fault.instead, raising=False)
+            found[name] = train(fault.case, 2, STEPS)
     return found
 
 
@@ -138,9 +101,9 @@ def train_alone(cases: set[Case]) -> dict[Case, Found]:
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, float]]:
     """The distance of two ranks that share a model, with each fault, to one that has it whole."""
-    [alone] = run_connected(1, partial(train_alone, {case for case, _ in FAULTS.values()}), timeout=300)
+    [alone] = run_connected(1, partial(train_alone, {fault.case for fault in FAULTS.values()}), timeout=300)
     both = run_connected(2, train_with_faults, timeout=300)
-    return {name: both[0][name].measure_distance(alone[case]) for name, (case, _) in FAULTS.items()}
+    return {name: both[0][name].measure_distance(alone[fault.case]) for name, fault in FAULTS.items()}
 
 
 @pytest.mark.slow

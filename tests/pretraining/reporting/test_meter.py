@@ -179,9 +179,10 @@ def test_the_matrix_rate_is_that_of_matrix_products() -> None:
 
 
 def test_the_matrix_rate_is_the_best_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another program that is busy for a moment does not lower it."""
-    rates = iter([2.0, 2.0, 9.0, 8.0, *[2.0] * 100])
+    """Another program that is busy for a moment does not lower it. Without time there is one round."""
+    rates = iter([3.0, 1.0, 2.0, 2.0, 9.0, 8.0, *[2.0] * 100])
     monkeypatch.setattr(hardware, "_measure_product", lambda *_: next(rates))
+    assert measure_flops(CPU, torch.float32, budget=0.0) == 3.0
     assert measure_flops(CPU, torch.float32) == 9.0
 
 
