@@ -119,7 +119,8 @@ def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path
 @pytest.mark.parametrize("length", [32, 48])
 def test_global_batches_depend_on_no_ranks_or_micro_batches(length: int, masks: str, folder: Path) -> None:
     """Nor do masks that are drawn, after a cut: 48 is cut out of 64. The steps are the last of an epoch, the first of
-    the next, with another duplicate, and the last of the run. The order names the examples, and a rate that moves exact counts."""
+    the next, with another duplicate, and the last of the run. The order names the examples, and a rate that moves
+    gives exact counts."""
     dataset = open_with(folder, length, masks=masks, **({"rate": 0.3, "last_rate": 0.15} if masks == "dynamic" else {}))
     order, first = order_of(dataset), np.cumsum([0, *(len(rows) for rows in dataset.shard_rows)])
     last = sum(dataset.shard_rows[0]) // GLOBAL_BATCH
