@@ -20,10 +20,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from support.commands import run_main
+from support.commands import run_main, wait_for
 from support.faults import replace
 from support.marks import slow
-from support.processes import Done, Run, start, wait_for
+from support.processes import Done, Run, start
 from support.training import Place
 
 from cluster import findings, health, preflight

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from support.processes import wait_for
+from support.commands import wait_for
 from support.run_folders import end, look, make_running, note, shown, start, status
 from support.training import ENDLESS, Place, launch, records, stopped_at
 

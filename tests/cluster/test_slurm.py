@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, write_wiki
-from support.commands import write_program
+from support.commands import wait_for, write_program
 from support.mini_slurm import MiniSlurm, mini_slurm
-from support.processes import wait_for
 from support.shards import make_shards
 from support.tasks import write_tasks
 from support.training import RECIPE, assert_same, records

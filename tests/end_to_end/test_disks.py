@@ -8,9 +8,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.commands import wait_for
 from support.faults import fill_the_disk_of_rank_1
 from support.marks import slow
-from support.processes import wait_for
 from support.training import ENDLESS, FEW, Place, assert_ended, assert_well, launch, train
 
 from data_prep.common.codes import ENDED

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from support.commands import wait_for
 from support.faults import all_of, hold_saves_from, kill_one_after, miss_ranks_after, stay_in_the_group
-from support.processes import wait_for
 from support.training import SAVES, Place, assert_ended, assert_same, launch, train, train_straight
 
 from pretraining.checkpoint.record import FOLDER

@@ -14,7 +14,8 @@ from typing import Any
 
 import psutil
 import pytest
-from support.processes import ROOT, find_program, free_port, shell_environment, wait_for
+from support.commands import wait_for
+from support.processes import ROOT, find_program, free_port, shell_environment
 from support.training import COMMAND, Place, assert_same, records, train_straight
 
 from data_prep.common.files import read_json

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.commands import block_all_signals
+from support.commands import block_all_signals, wait_for
 from support.faults import hold_before
 from support.marks import slow
-from support.processes import start, wait_for
+from support.processes import start
 from support.training import COMMAND, SAVES, Place, assert_same, records
 
 from data_prep.common.codes import ENDED, Code

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from support.commands import kill_all, list_processes, send_all, set_cable, two_nodes
-from support.processes import find_program, made_once, shell_environment, wait_for
+from support.commands import kill_all, list_processes, send_all, set_cable, two_nodes, wait_for
+from support.processes import find_program, made_once, shell_environment
 from support.training import Place, assert_same, assert_same_curve, records, train_straight
 
 from data_prep.common.files import read_json

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from support import faults
+from support.commands import wait_for
 from support.marks import slow
-from support.processes import wait_for
 from support.training import ENDLESS, SAVES, Place, assert_ended, assert_same, contents, records, stopped_at
 
 from pretraining.checkpoint.record import list_finished

@@ -78,13 +78,10 @@ class Case:
             if (one_way := self.settings.draw_one_way(keys)) is not None:
                 keys = keys[np.argsort(~one_way, kind="stable")]
             micro.append(self.settings.batch(rows, Draw(keys, 0.0, self.vocabulary, 1, 2)))
-        totals = (
-            [len(each.labels) for each in micro],
-            [sum(each.lengths[: each.one_way]) - each.one_way for each in micro],
-        )
-        counts = sum(map(len, LENGTHS)), *map(sum, totals)
-        own = tuple(micro[data_rank::data_ranks])
-        return PretrainingBatches(own, counts[0], counts[1], 0, counts[2], sum(each.one_way for each in micro))
+        own, predictions = tuple(micro[data_rank::data_ranks]), sum(len(each.labels) for each in micro)
+        following = sum(sum(each.lengths[: each.one_way]) - each.one_way for each in micro)
+        one_ways = sum(each.one_way for each in micro)
+        return PretrainingBatches(own, sum(map(len, LENGTHS)), predictions, 0, following, one_ways)
 
 
 @dataclass(frozen=True)

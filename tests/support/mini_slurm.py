@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.processes import LAUNCHERS, wait_for
+from support.commands import wait_for
+from support.processes import LAUNCHERS
 
 from data_prep.common.supervision import end_with_parent
 

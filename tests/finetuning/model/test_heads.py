@@ -15,12 +15,19 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from support.base_models import MNLI, task_weights
-from support.counterparts import COUNTERPARTS, ENCODERS, replace_padding, tells_segments
-from support.fine_tuned_models import CHOICES, LENGTHS, head_of, items_of
+from support.fine_tuned_models import CHOICES, head_of, items_of
 from support.marks import slow
 from support.processes import spawn
 from support.training import connect_ranks
-from support.transformers_models import SHAPE
+from support.transformers_models import (
+    COUNTERPARTS,
+    ENCODERS,
+    LENGTHS,
+    SHAPE,
+    replace_padding,
+    tells_segments,
+    write_wordpiece,
+)
 from torch import Tensor
 
 from data_prep.common.arrays import Array
@@ -89,7 +96,7 @@ def test_three_steps_give_the_losses_of_transformers(name: str, kind: Kind, tmp_
         settings |= {"num_labels": head.outputs, "id2label": dict(enumerate(head.labels or ["score"]))}
         settings |= {"problem_type": PROBLEMS[kind]} if kind in PROBLEMS else {}
     torch.manual_seed(0)
-    config = COUNTERPARTS[name].config(**settings)
+    config = COUNTERPARTS[name][1](**settings)
     their_model = getattr(transformers, AUTO_CLASSES[kind]).from_config(config).eval()
     their_model.save_pretrained(tmp_path)
     shape, read_head, weights = read_fine_tuned(tmp_path)
@@ -110,7 +117,7 @@ def test_three_steps_give_the_losses_of_transformers(name: str, kind: Kind, tmp_
             loss.backward()
             optimizer.step()
     state = our_model.state_dict()
-    COUNTERPARTS[name].write_vocabulary(tmp_path / "data", shape.vocabulary)
+    write_wordpiece(tmp_path / "data", shape.vocabulary)
     vocabulary = read_vocabulary(tmp_path / "data")
     write_fine_tuned(tmp_path / "out", shape, head, state, vocabulary, "a card\n", {}, LENGTH)
     readers = verify_fine_tuned(tmp_path / "out", shape, head, state, compute_logits, vocabulary.special)

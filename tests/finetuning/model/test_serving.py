@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from support.base_models import HEADS, task_weights
 from support.commands import refusal
 from support.fine_tuned_models import batch_of
-from support.one_way_reference import reference_states
-from support.transformers_models import PIECES, SHAPE, same
+from support.transformers_models import PIECES, SHAPE, reference_states, same
 from torch import Tensor
 from transformers import AutoModel
 

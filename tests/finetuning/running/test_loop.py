@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 import torch
 from support import finetuning as tuning
+from support.commands import wait_for
 from support.finetuning import Toy, Tune, fine_tune, launch, metrics, outcome, read_column, results
 from support.marks import slow
-from support.processes import ROOT, wait_for
+from support.processes import ROOT
 from support.training import assert_ended, assert_well
 
 from finetuning.prediction import load

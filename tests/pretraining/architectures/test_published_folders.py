@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+import transformers
+from safetensors.torch import load_file
+from support import transformers_models
 from support.commands import assert_refusal
-from support.counterparts import (
-    electra_config,
-    gpt_config,
-    modern_config,
-    roberta_config,
-    write_wordpiece,
-)
 from support.pretraining_reference import SMALL
-from transformers import (
-    AutoTokenizer,
-    ElectraModel,
-    GPT2LMHeadModel,
-    GPT2Model,
-    ModernBertForMaskedLM,
-    RobertaForMaskedLM,
-    RobertaForSequenceClassification,
-    RobertaModel,
-)
+from support.transformers_models import change_config, change_weights, gpt_config, modern_config, roberta_config
+from transformers import AutoTokenizer, GPT2LMHeadModel, ModernBertForMaskedLM, RobertaForMaskedLM
 
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning import prediction
@@ -36,25 +22,19 @@ from pretraining.huggingface.folders import read_folder, read_head
 from pretraining.training.exporting import Export, export
 
 
-def rewrite_config(folder: Path, leave_out: tuple[str, ...] = (), **changes: Any) -> None:
-    path = folder / "config.json"
-    config = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({name: value for name, value in config.items() if name not in leave_out}))
-
-
 def test_gpt_2_without_a_prefix_and_with_masks_among_its_weights(tmp_path: Path) -> None:
-    GPT2Model(gpt_config()).save_pretrained(tmp_path)
+    transformers.GPT2Model(gpt_config()).save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert "wte.weight" in weights
     masks = {"h.0.attn.bias": torch.ones(1, 1, 96, 96), "h.1.attn.masked_bias": torch.tensor(-1e4)}
-    save_file({**weights, **masks}, tmp_path / "model.safetensors", {"format": "pt"})
+    change_weights(tmp_path, lambda state: state.update(masks))
     shape, state, missing = read_folder(tmp_path)
     assert (shape.architecture, shape.learns.objective, missing) == ("gpt", "ltr", ())
     assert torch.equal(state["layers.1.qkv.weight"], weights["h.1.attn.c_attn.weight"].T)
 
 
 def test_roberta_with_a_pooler_that_nothing_trained(tmp_path: Path) -> None:
-    RobertaModel(roberta_config()).save_pretrained(tmp_path)
+    transformers.RobertaModel(roberta_config()).save_pretrained(tmp_path)
     shape, state, missing = read_folder(tmp_path)
     assert (shape.architecture, shape.learns.pairs, shape.positions) == ("roberta", False, 96)
     assert {name.partition(".")[0] for name in missing} == {"masked_head"}
@@ -72,20 +52,24 @@ def write_roberta(folder: Path, kind: Any = RobertaForMaskedLM, **more: Any) -> 
     with torch.no_grad():
         model.roberta.embeddings.position_embeddings.weight.normal_()
     model.save_pretrained(folder)
-    write_wordpiece(folder, SMALL.vocabulary)
+    transformers_models.write_wordpiece(folder, SMALL.vocabulary)
     return model
 
 
-@pytest.mark.parametrize("reader", ["export", "init", "predict"])
-def test_a_roberta_that_gives_unknown_words_no_position_is_refused(reader: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "read"),
+    [
+        ("RobertaForMaskedLM", lambda folder: export(Export(folder, folder.with_name("out")))),
+        ("RobertaForMaskedLM", lambda folder: StoredModel.open(str(folder))),
+        ("RobertaForSequenceClassification", prediction.load),
+    ],
+    ids=["export", "init", "predict"],
+)
+def test_a_roberta_that_gives_unknown_words_no_position_is_refused(kind: str, read: Any, tmp_path: Path) -> None:
     """Its config has the default pad_token_id, and its tokenizer pads with another piece."""
-    write_roberta(tmp_path / "in", RobertaForSequenceClassification if reader == "predict" else RobertaForMaskedLM)
+    write_roberta(tmp_path / "in", getattr(transformers, kind))
     told = r"in: pad_token_id is 1 in config\.json, .*'\[UNK\]', .*'\[PAD\]', 0; .*pad_token_id 0"
-    if reader == "export":
-        assert_refusal(told, export, Export(tmp_path / "in", tmp_path / "out"))
-    else:
-        read = StoredModel.open if reader == "init" else lambda name: prediction.load(Path(name))
-        assert_refusal(told, read, str(tmp_path / "in"))
+    assert_refusal(told, read, tmp_path / "in")
 
 
 @torch.no_grad()
@@ -97,11 +81,9 @@ def test_a_roberta_that_pads_with_what_no_text_has_is_read(where: str, tmp_path:
     theirs = write_roberta(tmp_path / "in")
     if where == "beyond":
         last = SMALL.vocabulary - 1
-        rewrite_config(tmp_path / "in", pad_token_id=last, max_position_embeddings=last + 1 + SMALL.positions)
-        weights = load_file(tmp_path / "in/model.safetensors")
-        name = "roberta.embeddings.position_embeddings.weight"
-        weights[name] = torch.cat([torch.zeros(last - 1, SMALL.hidden), weights[name]])
-        save_file(weights, tmp_path / "in/model.safetensors", {"format": "pt"})
+        change_config(tmp_path / "in", pad_token_id=last, max_position_embeddings=last + 1 + SMALL.positions)
+        name, before = "roberta.embeddings.position_embeddings.weight", torch.zeros(last - 1, SMALL.hidden)
+        change_weights(tmp_path / "in", lambda state: state.update({name: torch.cat([before, state[name]])}))
         theirs, pieces = load(RobertaForMaskedLM, tmp_path / "in"), pieces[:-1]
     WordPiece(pieces, cased=False).write(tmp_path / "in")
     export(Export(tmp_path / "in", tmp_path / "out"))
@@ -127,19 +109,19 @@ def test_other_names_of_the_same_activation_are_read(
     setattr(settings, name, given)
     theirs = kind(settings).eval()
     theirs.save_pretrained(tmp_path / "in")
-    write_wordpiece(tmp_path / "in", SMALL.vocabulary)
+    transformers_models.write_wordpiece(tmp_path / "in", SMALL.vocabulary)
     export(Export(tmp_path / "in", tmp_path / "out"))
     ours, pieces = load(kind, tmp_path / "out"), torch.arange(2, 60)[None]
     assert getattr(ours.config, name) == written
     with torch.no_grad():
         torch.testing.assert_close(ours(pieces).logits, theirs(pieces).logits, atol=1e-6, rtol=1e-5)
     changes: dict[str, Any] = {name: "relu"}
-    rewrite_config(tmp_path / "in", **changes)
+    change_config(tmp_path / "in", **changes)
     assert_refusal(f"{name} is 'relu'; only {written!r}", read_folder, tmp_path / "in")
 
 
 def test_electra_with_embeddings_that_are_narrower_than_its_layers(tmp_path: Path) -> None:
-    ElectraModel(electra_config(embedding_size=16)).save_pretrained(tmp_path)
+    transformers.ElectraModel(transformers_models.electra_config(embedding_size=16)).save_pretrained(tmp_path)
     assert_refusal("embedding_size is 16; only that of the layers, 48, is supported", read_folder, tmp_path)
 
 
@@ -147,9 +129,9 @@ def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
     ModernBertForMaskedLM(modern_config()).save_pretrained(tmp_path)
     wanted = read_folder(tmp_path)[0]
     old = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "global_attn_every_n_layers": 3}
-    rewrite_config(tmp_path, ("layer_types", "rope_parameters"), classifier_pooling="mean", **old)
+    change_config(tmp_path, layer_types=None, rope_parameters=None, classifier_pooling="mean", **old)
     assert read_folder(tmp_path)[0] == wanted
-    rewrite_config(tmp_path, architectures=["ModernBertForSequenceClassification"])
+    change_config(tmp_path, architectures=["ModernBertForSequenceClassification"])
     assert_refusal("classifier_pooling is 'mean'; only 'cls' is supported", read_head, tmp_path)
 
 
@@ -158,14 +140,11 @@ def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
     [
         ({"num_attention_heads": 16}, "heads of 3: .*even width"),
         ({"local_attention": 25}, "a window of 25: .*even number"),
-        (
-            {"layer_types": ["full_attention", "full_attention", "sliding_attention", "full_attention"]},
-            "layer_types is",
-        ),
+        ({"layer_types": [*["full_attention"] * 2, "sliding_attention", "full_attention"]}, "layer_types is"),
         ({"norm_bias": True}, "norm_bias is True; only False"),
     ],
 )
 def test_modernberts_that_cannot_be(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     ModernBertForMaskedLM(modern_config()).save_pretrained(tmp_path)
-    rewrite_config(tmp_path, **changes)
+    change_config(tmp_path, **changes)
     assert_refusal(message, read_folder, tmp_path)

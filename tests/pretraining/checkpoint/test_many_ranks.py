@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -111,26 +110,12 @@ def test_no_rank_waits_for_weights_that_another_cannot_read(how: str) -> None:
         assert "the second is gone" in told
 
 
-class Impatient(threading.Event):
-    """A saver's sign that the run ends, which comes after a hundred looks."""
-
-    looks = 0
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.looks += 1
-        return self.looks == 100
-
-
 @pytest.mark.usefixtures("alone")
 def test_rank_0_asks_little_while_it_waits_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    saver, asked = Saver(tmp_path, Checkpoints(), lambda _: None), list[Path]()
-    saver._ranks, saver._closed = 1024, Impatient()
-
-    def note(path: Path) -> bool:
-        asked.append(path)
-        return False
-
-    monkeypatch.setattr(Path, "exists", note)
+    """Until the run ends, after a hundred looks."""
+    saver, exists = Saver(tmp_path, Checkpoints(), lambda _: None), Mock(return_value=False)
+    saver._ranks, saver._closed = 1024, Mock(wait=Mock(side_effect=[False] * 99 + [True]))
+    monkeypatch.setattr(Path, "exists", exists)
     save = Save(tmp_path, tmp_path, {}, CheckpointRecord(*[None] * 6), None, 0.0)  # type: ignore[arg-type]
     assert not saver._others_have_written(save)
-    assert len(asked) == 100, "one file in each look, not all that are missing"
+    assert exists.call_count == 100, "one file in each look, not all that are missing"

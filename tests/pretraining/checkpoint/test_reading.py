@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -21,23 +21,10 @@ from torch import Tensor
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.launchers import World
-from pretraining.architectures.declaration import make_shape
-from pretraining.checkpoint import writing
+from pretraining.checkpoint import record, writing
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.reading import find_newest_whole, load_checkpoint, restore_engine
-from pretraining.checkpoint.record import (
-    CHECKSUM,
-    DAMAGED,
-    FOLDER,
-    RECORD,
-    CheckpointRecord,
-    MadeBy,
-    _checksum,
-    is_finished,
-    list_finished,
-    read_record,
-    write_record,
-)
+from pretraining.checkpoint.record import DAMAGED, FOLDER, RECORD, CheckpointRecord, MadeBy, list_finished, write_record
 from pretraining.checkpoint.state import FoundMicroBatch, RunRecord, RunState, Saved
 from pretraining.checkpoint.writing import Snapshots, remove_old
 from pretraining.config.settings import Checkpoints, Parallel, Precision, Recipe
@@ -49,7 +36,7 @@ from pretraining.mesh.mesh import Shares
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, find_objective
 from pretraining.optimizers.adamw import OPTIMIZER
-from pretraining.processes.group import connect, disconnect
+from pretraining.processes.group import connect
 
 
 def record_of(section: dict[str, Any], scaler: LossScaler | None = None) -> CheckpointRecord:
@@ -69,8 +56,10 @@ CASES = [*itertools.product(FILES, DAMAGES.values()), (RECORD, change_number), (
 @pytest.mark.parametrize(("file", "damage"), CASES)
 @pytest.mark.usefixtures("alone")
 def test_damage_is_named_and_left(straight: Path, tmp_path: Path, file: str, damage: Callable[[Path], None]) -> None:
+    """Once it is repaired, the checkpoint counts again."""
     run = stopped_at(straight, tmp_path / "run", 6)
     before, newest = list_finished(run)[-2:]
+    (tmp_path / "kept").write_bytes((newest / file).read_bytes())
     damage(newest / file)
     there, warnings = contents(newest), list[str]()
     assert find_newest_whole(run, warnings.append) == before
@@ -83,6 +72,9 @@ def test_damage_is_named_and_left(straight: Path, tmp_path: Path, file: str, dam
     assert marked == there
     assert find_newest_whole(run, warnings.append) == before
     assert len(warnings) == 1, "it is told once"
+    (tmp_path / "kept").rename(newest / file)
+    (newest / DAMAGED).unlink()
+    assert find_newest_whole(run, pytest.fail) == newest
 
 
 @pytest.mark.usefixtures("alone")
@@ -93,17 +85,6 @@ def test_a_weight_that_is_no_number_is_named_by_all_readers(value: float, straig
     for load in (load_checkpoint, lambda run: StoredModel.open(str(run)).read_weights()):
         with pytest.raises(UserError, match=rf"step-00000006: {name} has values that are no numbers"):
             load(run)
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_repaired_checkpoint_counts_again(straight: Path, tmp_path: Path) -> None:
-    run = stopped_at(straight, tmp_path / "run", 6)
-    newest = list_finished(run)[-1]
-    (newest / RECORD).rename(tmp_path / "kept")
-    assert find_newest_whole(run, lambda _: None) != newest
-    (tmp_path / "kept").rename(newest / RECORD)
-    (newest / DAMAGED).unlink()
-    assert find_newest_whole(run, lambda _: None) == newest
 
 
 @pytest.mark.usefixtures("alone")
@@ -119,16 +100,15 @@ def test_a_checkpoint_that_was_being_replaced_is_put_back(straight: Path, tmp_pa
     old.mkdir()
     assert find_newest_whole(run, pytest.fail) == only
     assert old.exists(), "it is not taken for the one that has the name"
-    assert read_record(only).step == 1
+    assert record.read_record(only).step == 1
 
 
 @pytest.mark.parametrize("scaler", [{"cur_scale": 4096.0, "cur_iter": 7}, None])
 def test_the_scale_of_the_loss_goes_on(tmp_path: Path, scaler: LossScaler | None) -> None:
     write_record(tmp_path, record_of({}, scaler))
-    engine = SimpleNamespace(
-        flat_tensors=[], optimizer=SimpleNamespace(kind=OPTIMIZER), loss_scaler="its own", shares=Shares()
-    )
-    restore_engine(tmp_path, cast(Engine, engine))
+    optimizer = SimpleNamespace(kind=OPTIMIZER)
+    engine: Any = SimpleNamespace(flat_tensors=[], optimizer=optimizer, loss_scaler="its own", shares=Shares())
+    restore_engine(tmp_path, engine)
     assert engine.loss_scaler == scaler
 
 
@@ -139,30 +119,24 @@ def test_a_new_folder_has_nothing_to_go_on_from(tmp_path: Path) -> None:
     assert find_newest_whole(tmp_path, pytest.fail) is None
 
 
-PHASES = [
-    {"name": name, "length": length, "batch": 8, "micro_batch": "auto"} for name, length in (("a", 32), ("b", 64))
-]
-RECIPE = Recipe.model_validate({"phases": PHASES})
+PHASE = {"name": "a", "length": 32, "batch": 8, "micro_batch": "auto"}
+RECIPE = Recipe.model_validate({"phases": [PHASE, {**PHASE, "name": "b", "length": 64}]})
 SUMMARY = DataSummary({"wiki": 3}, 100, {"32": 5}, {"pairs": "nsp"}, "vocabulary", "fingerprint")
 FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "pairs": True}})}
 
 
 @pytest.mark.parametrize("scores", [SCORES, replace(SCORES, learns={"masked_loss": 5.0}), None])
 def test_what_is_written_is_read(scores: Any) -> None:
-    state = RunState(
-        1, 2, 3.5, 7, examples_seen=56, pieces_seen=500, trained_length=64, begun_positions=80, trained_segments=1
-    )
+    seen = {"examples_seen": 56, "pieces_seen": 500, "trained_length": 64, "begun_positions": 80, "trained_segments": 1}
+    state = RunState(1, 2, 3.5, 7, **seen)
     written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND, skips=[[0, 2, 1, "it leapt"]])
     assert RunRecord.from_checkpoint(record_of(written.as_json()), Path()) == written
 
 
-@pytest.mark.parametrize(
-    ("other", "fault"),
-    [
-        *(({"format": version}, rf"\(format {version}, here \d+\)") for version in (None, 1, 99)),
-        ({}, ".*'causal'.*; go on with the"),
-    ],
-)
+OTHER_FORMATS = [({"format": version}, rf"\(format {version}, here \d+\)") for version in (None, 1, 99)]
+
+
+@pytest.mark.parametrize(("other", "fault"), [*OTHER_FORMATS, ({}, ".*'causal'.*; go on with the")])
 def test_what_another_version_wrote_is_not_damaged(tmp_path: Path, other: dict[str, Any], fault: str) -> None:
     """Its shape said `causal`, and its recipe had the objective as a word."""
     checkpoint = tmp_path / FOLDER / "step-00000007"
@@ -172,12 +146,12 @@ def test_what_another_version_wrote_is_not_damaged(tmp_path: Path, other: dict[s
     sizes = {"layers": 1, "hidden": 8, "heads": 1, "intermediate": 8, "vocabulary": 9}
     content["shape"] = {**sizes, "objective": "mlm", "causal": False}
     content |= {"caller": {"recipe": {"objective": "mlm"}}, **other}
-    content.pop(CHECKSUM)
-    (checkpoint / RECORD).write_text(json.dumps({**content, CHECKSUM: _checksum(content)}))
+    content.pop(record.CHECKSUM)
+    (checkpoint / RECORD).write_text(json.dumps({**content, record.CHECKSUM: record._checksum(content)}))
     with pytest.raises(UserError, match=fault) as caught:
         find_newest_whole(tmp_path, pytest.fail)
     assert not isinstance(caught.value, DamageError)
-    assert is_finished(checkpoint)
+    assert record.is_finished(checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -195,11 +169,8 @@ def test_an_objective_that_is_gone_is_named_with_its_cure(tmp_path: Path, object
     with pytest.raises(UserError, match=f"^{tmp_path}: the recipe of a checkpoint is none of today: {fault}") as caught:
         Saved.read(tmp_path)
     assert "put back the file of an objective or optimizer that is gone" in str(caught.value)
-
-
-def test_a_model_whose_objective_is_gone_is_named() -> None:
     with pytest.raises(UserError, match=r'^objective\.name = "gone": there is .*mlm.*; put back .*/gone\.py'):
-        find_objective(make_shape("tiny", 100).change_learning(objective="gone"))
+        find_objective(SMALL.change_learning(objective="gone"))
 
 
 def make_checkpoints(folder: Path, count: int) -> list[Path]:
@@ -233,6 +204,7 @@ def test_a_file_that_reads_otherwise_than_written_is_refused(tmp_path: Path, mon
         writing._write_file(tmp_path, "wrong.safetensors", tensors)
 
 
+@pytest.mark.usefixtures("leaves_group")
 def test_a_snapshot_takes_one_copy_for_each_flat_tensor_and_has_every_weight() -> None:
     """However many parameters there are: a GPU gives many small copies slowly."""
     connect(World(), torch.device("cpu"))
@@ -244,7 +216,6 @@ def test_a_snapshot_takes_one_copy_for_each_flat_tensor_and_has_every_weight() -
     with torch.profiler.profile() as profile:
         found = snapshots.take(engine)
     engine.close()
-    disconnect()
     copies = sum(event.count for event in profile.key_averages() if event.key == "aten::copy_")
     assert copies == len(found) * len(engine.flat_tensors)
     assert {*found} == {"weight", "exp_avg", "exp_avg_sq"}

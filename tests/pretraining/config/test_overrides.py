@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.processes import ROOT
 from support.training import PLAIN, faults, write_plain
@@ -56,6 +56,7 @@ TREES = st.recursive(
 )
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(), TREES, max_size=4))
 def test_what_is_written_as_toml_reads_back_the_same(table: dict[str, Any]) -> None:
     assert read_toml(toml_text(table)) == table
@@ -69,15 +70,10 @@ AFTER = "after validation, not 3"  # pydantic's words
     [
         # kinds and limits
         ("--phases.0.learning_rate x", '--phases.0.learning_rate = "x": should be a valid number'),
-        ("--phases.0.learning_rate 0", "--phases.0.learning_rate = 0: should be greater than 0"),
         ("--phases.0.learning_rate nan", "--phases.0.learning_rate = nan: should be a finite number"),
         ("--phases.0.steps true", "--phases.0.steps = true: should be a valid integer"),
-        ("--phases.0.steps 1.5", "--phases.0.steps = 1.5: should be a valid integer"),
-        ("--phases.0.batch 0", "--phases.0.batch = 0: should be greater than or equal to 1"),
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: should be less than 1"),
-        ("--parallel.zero 4", "--parallel.zero = 4: should be less than or equal to 3"),
-        ("--parallel.zero", "--parallel.zero = true: should be a valid integer"),
         ("--parallel.zero --seed 3", "--parallel.zero = true: should be a valid integer"),
         ("--compute.compile maybe", '--compute.compile = "maybe": should be a valid boolean'),
         ("--optimizer.name sgd", "--optimizer.name = \"sgd\": should be 'adamw', 'lamb' or 'muon'"),
@@ -93,13 +89,10 @@ AFTER = "after validation, not 3"  # pydantic's words
         ("--model.size.x 3", '--model.size.x: model.size is "tiny", not a table'),
         # names
         ("--model.droput 0.2", "--model.droput: unknown; did you mean model.dropout?"),
-        ("--phases.1.warm_up 0.2", "--phases.1.warm_up: unknown; did you mean phases.1.warmup?"),
         ("--optimizer.lr 1", "--optimizer.lr: unknown; did you mean phases.0.learning_rate?"),
-        ("--phases.1.rate 1", "--phases.1.rate: unknown; did you mean phases.1.learning_rate?"),
         ("--phases.1.lr 1", "--phases.1.lr: unknown; did you mean phases.1.learning_rate?"),
         ("--model-size base", "--model_size: unknown; did you mean model.size?"),
         ("--optimiser.clip 1", "--optimiser: unknown; did you mean optimizer?"),
-        ("--parallel.zero_stage 1", "--parallel.zero_stage: unknown; did you mean parallel.zero?"),
         ("--data.qqqqq 1", "--data.qqqqq: unknown; there is allow_other"),
     ],
 )  # fmt: skip
@@ -116,12 +109,13 @@ def test_a_file_that_is_not_there_or_no_toml_is_named(plain: Path) -> None:
         assert fault.startswith(f"--recipe {plain}: cannot be read: ")
 
 
-SCRAPS = st.one_of(
-    st.none().map(lambda _: {}), st.text(), st.integers(), st.booleans(), st.floats(), st.lists(st.integers())
+SCRAPS: st.SearchStrategy[Any] = (
+    st.just({}) | st.text() | st.integers() | st.booleans() | st.floats() | st.lists(st.integers())
 )
 
 
 @example({("phases",): [0]})
+@settings(max_examples=60)
 @given(st.dictionaries(st.sampled_from(sorted(known_keys(Recipe), key=str)), SCRAPS, min_size=1, max_size=5))
 def test_scraps_are_read_or_refused(tmp_path_factory: pytest.TempPathFactory, scraps: dict[Any, Any]) -> None:
     """A recipe is read, or refused with lines that each name a place."""
@@ -150,19 +144,16 @@ def test_our_recipes_have_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert load_recipe(tmp_path / "demo.toml") != ours
 
 
-def test_an_unknown_name_lists_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    names = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
-    assert faults(Path("dem")) == [
-        "--recipe dem: no such file, and no recipe of this name",
-        f"there is {names}",
-    ]
-    assert faults(Path("mine/dem.toml")) == ["--recipe mine/dem.toml: no such file"]
-
-
 def test_recipes_come_with_the_package() -> None:
     settings = read_toml((ROOT / "pyproject.toml").read_text())
     assert "recipes/*.toml" in settings["tool"]["setuptools"]["package-data"]["pretraining"]
+
+
+def test_an_unknown_name_lists_the_recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ", ".join(sorted(path.stem for path in RECIPES.glob("*.toml")))
+    assert faults(Path("dem")) == ["--recipe dem: no such file, and no recipe of this name", f"there is {names}"]
+    assert faults(Path("mine/dem.toml")) == ["--recipe mine/dem.toml: no such file"]
 
 
 SHAPE = Shape(3, 96, 4, 200, 1000, positions=600, segments=3, dropout=0.2, attention_dropout=0.3, epsilon=1e-5)
@@ -204,9 +195,9 @@ def test_other_sizes_are_refused_by_name(path: Path) -> None:
         '--model.size = "tiny": bert has 3 layers of 96; leave it out (see --recipe adapt)',
     ]
     path.write_text(f'base_model = "bert"\n[model]\nlayers = 2\n{PHASES}')
-    assert faults(path, find_shape=find_shape) == [
-        f"{path}: model.layers = 2: bert has 3; leave it out (see --recipe adapt)"
-    ]
+    told = f"{path}: model.layers = 2: bert has 3; leave it out (see --recipe adapt)"
+    assert faults(path, find_shape=find_shape) == [told]
+    assert "should be a valid integer" in faults(path, "--model.layers", "x", find_shape=find_shape)[0]
 
 
 def test_a_base_model_that_reads_another_way_names_the_objective(path: Path) -> None:
@@ -226,11 +217,3 @@ def test_a_base_model_that_is_not_there_is_told_with_all_else(path: Path) -> Non
     assert sorted(found) == ["--init bart: no such folder", refused]
     path.write_text(f'base_model = "bart"\n{PHASES}')
     assert faults(path, find_shape=find_shape) == [f"{path}: base_model bart: no such folder"]
-
-
-def test_other_faults_of_the_model_are_told_as_ever(path: Path) -> None:
-    for words, message in (
-        (("bert", "--model.layers", "x"), "should be a valid integer"),
-        (("3",), "a text is needed"),
-    ):
-        assert message in faults(path, "--base_model", *words, find_shape=find_shape)[0]

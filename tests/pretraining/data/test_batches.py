@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -35,7 +34,14 @@ from pretraining.processes.ahead import NAME
 pytest_plugins = ["support.shard_fixtures"]
 
 GLOBAL_BATCH = 48
-LAYOUTS = [(1, 1), (1, 4), (2, 1), (2, 6), (3, 2), (4, 1), (4, 12)]  # ranks, micro-batches
+LAYOUTS = [(1, 4), (2, 1), (3, 2), (4, 12)]  # ranks, micro-batches
+TOTAL = 100
+"""Steps of the run whose batches are read."""
+
+
+def open_with(folder: Path, length: int = 32, **settings: object) -> Dataset:
+    objective = configure_objective(Objective.model_validate({"masks": "dynamic", **settings}))
+    return Dataset(folder, Manifest.read(folder), length, objective=objective)
 
 
 def order_of(dataset: Dataset, batch_size: int = GLOBAL_BATCH) -> BatchOrder:
@@ -74,18 +80,15 @@ def contents(batch: PretrainingBatch) -> list[Seen]:
     return found
 
 
-def hashes(dataset: Dataset, ranks: int, accumulation: int, first: int, steps: int) -> list[str]:
-    """A hash for each global batch, over the contents of its examples. Every rank must know its totals."""
-    order, found = order_of(dataset), []
-    for step in range(first, first + steps):
-        parts = steps_of(dataset, order, step, ranks, accumulation)
-        batches = [batch for part in parts for batch in part.micro]
-        seen = [repr(each) for batch in batches for each in contents(batch)]
-        assert {len(part.micro) for part in parts} == {accumulation}
-        assert {part.sequences for part in parts} == {len(seen)} == {GLOBAL_BATCH}
-        assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in batches)}
-        found.append(hashlib.sha256("\n".join(sorted(seen)).encode()).hexdigest())
-    return found
+def see_step(dataset: Dataset, step: int, ranks: int = 1, accumulation: int = 1) -> list[Seen]:
+    """What the model sees of the examples of a step, whoever reads them. Every rank must know the totals."""
+    parts = steps_of(dataset, order_of(dataset), step, ranks, accumulation)
+    batches = [batch for part in parts for batch in part.micro]
+    seen = sorted(each for batch in batches for each in contents(batch))
+    assert {len(part.micro) for part in parts} == {accumulation}
+    assert {part.sequences for part in parts} == {len(seen)} == {GLOBAL_BATCH}
+    assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in batches)}
+    return seen
 
 
 def describe_row(row: dict[str, Any]) -> str:
@@ -107,48 +110,45 @@ def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path
     assert batch.lengths == tuple(len(rows[number][row]["pieces"]) for number, row in batch.examples.tolist())
     assert batch.positions.tolist() == [position for size in batch.lengths for position in range(size)]
     assert batch.starts.tolist() == np.cumsum([0, *batch.lengths]).tolist()
-    assert {str(each.dtype) for each in (batch.pieces, batch.segments, batch.positions, batch.chosen)} == {
-        "torch.int64"
-    }
-    assert (batch.labels.dtype, batch.random_next.dtype, batch.starts.dtype) == (torch.int64, torch.int64, torch.int32)
+    longs = batch.pieces, batch.segments, batch.positions, batch.chosen, batch.labels, batch.random_next
+    assert ({each.dtype for each in longs}, batch.starts.dtype) == ({torch.int64}, torch.int32)
     assert (batch.chosen.diff() > 0).all()
 
 
-def test_examples_are_those_that_the_order_names(dataset: Dataset) -> None:
-    order = order_of(dataset)
-    [step] = steps_of(dataset, order, 3, 1, 1)
-    named = order.examples(3)
-    first = np.cumsum([0, *(len(rows) for rows in dataset.shard_rows)])
-    expected = zip((first[named.duplicate] + named.shard).tolist(), named.row.tolist(), strict=True)
-    assert sorted(keys(step.micro)) == sorted(expected)
-
-
-@pytest.mark.parametrize(("ranks", "accumulation"), LAYOUTS)
-def test_global_batches_depend_on_no_ranks_or_micro_batches(ranks: int, accumulation: int, dataset: Dataset) -> None:
-    """Nor on where a run starts: these steps begin in mid-epoch and go on into the next, with another duplicate."""
-    first = sum(dataset.shard_rows[0]) // GLOBAL_BATCH - 2
-    assert hashes(dataset, ranks, accumulation, first, 4) == hashes(dataset, 1, 1, first - 2, 6)[2:]
+@pytest.mark.parametrize("masks", ["static", "dynamic"])
+@pytest.mark.parametrize("length", [32, 48])
+def test_global_batches_depend_on_no_ranks_or_micro_batches(length: int, masks: str, folder: Path) -> None:
+    """Nor do masks that are drawn, after a cut: 48 is cut out of 64. The steps are the last of an epoch, the first of
+    the next, with another duplicate, and the last of the run. The order names the examples, and a rate that moves
+    gives exact counts."""
+    dataset = open_with(folder, length, masks=masks, **({"rate": 0.3, "last_rate": 0.15} if masks == "dynamic" else {}))
+    order, first = order_of(dataset), np.cumsum([0, *(len(rows) for rows in dataset.shard_rows)])
+    last = sum(dataset.shard_rows[0]) // GLOBAL_BATCH
+    for step in (last - 1, last, last + 1, TOTAL - 1):
+        seen, named = see_step(dataset, step), order.examples(step)
+        for ranks, accumulation in LAYOUTS:
+            assert see_step(dataset, step, ranks, accumulation) == seen
+        shards = (first[named.duplicate] + named.shard).tolist()
+        assert [each.example for each in seen] == sorted(zip(shards, named.row.tolist(), strict=True))
+        assert max(len(each.pieces) for each in seen) == length
+        if masks == "dynamic":
+            rate = 0.3 - 0.15 * step / (TOTAL - 1)
+            assert all(len(each.places) == max(1, round(rate * len(each.pieces))) for each in seen)
 
 
 def test_every_example_comes_once_an_epoch(dataset: Dataset) -> None:
-    order, found = order_of(dataset), Counter[tuple[int, int]]()
+    order, found = order_of(dataset, 480), Counter[tuple[int, int]]()
     total = sum(map(sum, dataset.shard_rows))  # both duplicates
-    for step in range(-(-total // GLOBAL_BATCH)):
+    for step in range(-(-total // 480)):
         for part in steps_of(dataset, order, step, 2, 2):
             found.update(keys(part.micro))
     sizes = [record.rows for record in dataset.records]
     assert set(found) == {(number, row) for number, size in enumerate(sizes) for row in range(size)}
-    assert found.total() - total == sum(each - 1 for each in found.values()) < GLOBAL_BATCH
+    assert found.total() - total == sum(each - 1 for each in found.values()) < 480
 
 
-@settings(max_examples=80, deadline=None)
-@given(
-    ranks=st.integers(1, 8),
-    accumulation=st.integers(1, 5),
-    micro=st.integers(1, 40),
-    full=st.floats(0, 1),
-    seed=st.integers(0, 1000),
-)
+@settings(max_examples=50)
+@given(st.integers(1, 8), st.integers(1, 5), st.integers(1, 40), st.floats(0, 1), st.integers(0, 1000))
 def test_dealing_is_whole_and_even(ranks: int, accumulation: int, micro: int, full: float, seed: int) -> None:
     draw = np.random.default_rng(seed)
     count = ranks * accumulation * micro
@@ -199,7 +199,7 @@ def test_batches_for_a_gpu_are_pinned_by_their_reader(dataset: Dataset, monkeypa
         assert len(pinned) == count, "for a CPU nothing is copied"
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [1, 3, 4])
 @pytest.mark.parametrize(("sequences", "limit"), [(16, None), (7, 50), (64, 10), (1, 3), (8, 10**6)])
 def test_held_out_ones_count_once(
     ranks: int, sequences: int, limit: int | None, folder: Path, manifest: Manifest
@@ -215,46 +215,9 @@ def test_held_out_ones_count_once(
     assert all(len(batch.lengths) <= sequences for part in parts for batch, _ in part)
     lengths = [size for turn in zip(*parts, strict=True) for batch, counts in turn if counts for size in batch.lengths]
     assert lengths == sorted(lengths, reverse=True)
-
-
-def test_held_out_examples_are_no_training_examples(folder: Path, manifest: Manifest) -> None:
-    validation = {record.path for record in Dataset(folder, manifest, 64, validation=True).records}
-    assert validation == {record.path for record in manifest.sets()[ShardSet(64, 0, validation=True)]}
-    assert not validation & {record.path for record in Dataset(folder, manifest, 64).records}
-
-
-TOTAL = 100
-"""Steps of the run whose batches are read."""
-
-
-def open_with(folder: Path, length: int = 32, **settings: object) -> Dataset:
-    objective = configure_objective(Objective.model_validate({"masks": "dynamic", **settings}))
-    return Dataset(folder, Manifest.read(folder), length, objective=objective)
-
-
-@pytest.mark.parametrize("length", [32, 48])
-def test_any_ranks_and_accumulation_have_the_same_masks_and_totals(folder: Path, length: int) -> None:
-    """48 is cut out of 64: masks are drawn after the cut."""
-    dataset = open_with(folder, length, rate=0.3, last_rate=0.15)
-    order = order_of(dataset)
-    for step in (0, 57, TOTAL - 1):
-        found = []
-        for ranks, accumulation in ((1, 1), (2, 3), (4, 2)):
-            parts = [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
-            micro = [batch for part in parts for batch in part.micro]
-            found.append(sorted(each for batch in micro for each in contents(batch)))
-            assert {part.predictions for part in parts} == {sum(len(batch.labels) for batch in micro)}
-        assert found[0] == found[1] == found[2]
-        assert max(len(each.pieces) for each in found[0]) == length
-
-
-def test_a_rate_that_moves_gives_exactly_the_counts_expected(folder: Path) -> None:
-    dataset = open_with(folder, rate=0.3, last_rate=0.15)
-    order = order_of(dataset)
-    for step, rate in ((0, 0.3), (33, 0.25), (99, 0.15)):
-        batches = step_batches(dataset, order, step)
-        for each in contents(batches.micro[0]):
-            assert len(each.places) == max(1, round(rate * len(each.pieces)))
+    held_out = {record.path for record in dataset.records}
+    assert held_out == {record.path for record in manifest.sets()[ShardSet(64, 0, validation=True)]}
+    assert not held_out & {record.path for record in Dataset(folder, manifest, 64).records}
 
 
 def test_every_epoch_draws_anew_from_the_same_text(folder: Path) -> None:
@@ -292,10 +255,8 @@ def test_what_is_left_out_moves_no_masks(folder: Path) -> None:
     dataset = open_with(folder)
     whole, gap = (BatchOrder(Order(5, dataset.shard_rows), 8, left) for left in ((), (2,)))
     for step in range(2, 5):
-        one, other = (
-            contents(step_batches(dataset, order, at).micro[0]) for order, at in ((whole, step + 1), (gap, step))
-        )
-        assert one == other
+        one, other = (step_batches(dataset, order, at) for order, at in ((whole, step + 1), (gap, step)))
+        assert contents(one.micro[0]) == contents(other.micro[0])
 
 
 def test_validation_has_the_masks_of_the_data(folder: Path) -> None:
@@ -308,9 +269,7 @@ def test_validation_has_the_masks_of_the_data(folder: Path) -> None:
     assert found[0] == found[1]
 
 
-@pytest.mark.parametrize(
-    "split", [[0.8, 0.1, 0.1], [1, 0, 0], [0.8, 0.2, 0], [0.8, 0, 0.2], [0, 0.8, 0.2], [0, 1, 0], [0, 0, 1]]
-)
+@pytest.mark.parametrize("split", [[0.8, 0.1, 0.1], [0.8, 0.2, 0], [0, 0.8, 0.2], [0, 1, 0], [0, 0, 1]])
 def test_the_rows_of_table_8_come_of_one_folder(folder: Path, split: tuple[float, ...]) -> None:
     """Masked, replaced at random, the same: Devlin et al. 2019, C.2."""
     mask = read_vocabulary(folder).special.mask

@@ -66,12 +66,12 @@ def triples(examples: Examples) -> list[tuple[int, ...]]:
 
 
 def test_every_small_set_is_permuted() -> None:
-    for size in range(1, 400):
+    for size in (*range(1, 150), *range(150, 400, 7)):
         permuted = permute(np.arange(size), size, hash_key(size, 5))
         assert np.array_equal(np.sort(permuted), np.arange(size))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30)
 @given(size=st.integers(1, 1 << 40), seed=seeds, start=st.floats(0, 1))
 def test_indices_of_large_sets_stay_apart_and_inside(size: int, seed: int, start: float) -> None:
     first = int(start * max(0, size - 2000))
@@ -82,22 +82,19 @@ def test_indices_of_large_sets_stay_apart_and_inside(size: int, seed: int, start
     assert permuted.max() < size
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=30)
 @given(sizes=st.lists(st.integers(1, 1 << 40), min_size=1, max_size=20), seed=seeds)
 def test_sets_of_many_sizes_at_once_are_as_one_by_one(sizes: list[int], seed: int) -> None:
     indices = np.array([seed % size for size in sizes])
     permuted = permute(indices, np.array(sizes), hash_key(seed, np.arange(len(sizes))))
-    expected = [
-        slow_permute(int(index), size, slow_fold(seed, number))
-        for number, (index, size) in enumerate(zip(indices, sizes, strict=True))
-    ]
-    assert permuted.tolist() == expected
+    numbers = zip(range(len(sizes)), indices.tolist(), sizes, strict=True)
+    assert permuted.tolist() == [slow_permute(index, size, slow_fold(seed, number)) for number, index, size in numbers]
 
 
 def test_all_permutations_of_four_are_about_as_frequent() -> None:
     """For neighbouring keys too: the square deviations are those of 24 boxes, with 23 degrees of freedom."""
-    found = Counter(tuple(permute(np.arange(4), 4, hash_key(seed, epoch))) for seed in range(80) for epoch in range(60))
-    expected = 80 * 60 / 24
+    found = Counter(tuple(permute(np.arange(4), 4, hash_key(seed, epoch))) for seed in range(40) for epoch in range(60))
+    expected = 40 * 60 / 24
     deviation = sum((found[each] - expected) ** 2 / expected for each in found)
     assert len(found) == 24
     assert deviation < 60  # 1 in 30,000 by chance
@@ -115,7 +112,7 @@ def test_neighbouring_keys_have_nothing_in_common() -> None:
     assert abs(correlations).max() < 5 / math.sqrt(size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(seed=seeds, start=st.integers(0, 400), size=st.integers(1, 200))
 def test_examples_are_those_of_the_slow_reference(seed: int, start: int, size: int) -> None:
     expected = list(islice(slow_examples(seed, SHARD_ROWS), start, start + size))

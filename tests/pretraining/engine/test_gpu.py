@@ -13,7 +13,8 @@ from itertools import accumulate
 import pytest
 import torch
 from support import engine_steps, pretended_gpu
-from support.attention import NONE, inputs
+from support.attention import inputs
+from support.operations import NONE
 from support.optimizer_reference import NVIDIA, error, make_engine, reference, run_engine
 from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
 from torch import Tensor

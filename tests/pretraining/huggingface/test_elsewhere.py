@@ -14,8 +14,8 @@ import pytest
 import torch
 from conftest import ROOT
 from support.base_models import write_bert
-from support.transformers_models import PIECES
-from transformers import AutoModelForMaskedLM, BertConfig, BertForSequenceClassification
+from support.transformers_models import PIECES, their_model
+from transformers import AutoModelForMaskedLM, BertForSequenceClassification
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from pretraining.checkpoint.models import StoredModel
@@ -31,15 +31,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elsewhere")
     write_bert(folder / "exported/mini", VOCABULARY)
     write_bert(folder / "exported/ltr", VOCABULARY, objective="ltr")
-    sizes: dict[str, Any] = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-    }
-    BertForSequenceClassification(BertConfig(**sizes, vocab_size=len(PIECES))).save_pretrained(
-        folder / "runs/sst2/model"
-    )
+    their_model(BertForSequenceClassification).save_pretrained(folder / "runs/sst2/model")
     VOCABULARY.write(folder / "runs/sst2/model")
     return folder
 
@@ -70,9 +62,8 @@ def test_the_evaluation_harness_finds_the_same_likelihoods(models: Path, tmp_pat
     pytest.importorskip("lm_eval")
     evaluator, tasks = (importlib.import_module(f"lm_eval.{name}") for name in ("evaluator", "tasks"))
     draw = np.random.default_rng(0)
-    texts = [
-        " ".join(draw.choice(["word1", "word7", "abc", "q", "Word2", "?"], draw.integers(1, 9))) for _ in range(40)
-    ]
+    words = ["word1", "word7", "abc", "q", "Word2", "?"]
+    texts = [" ".join(draw.choice(words, draw.integers(1, 9))) for _ in range(40)]
     pairs = [{"sentence_good": good, "sentence_bad": bad} for good, bad in zip(texts[::2], texts[1::2], strict=True)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
     own = (

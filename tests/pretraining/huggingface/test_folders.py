@@ -9,30 +9,22 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.commands import assert_refusal
-from support.transformers_models import PIECES, SHAPE, our_weights, same, their_model, with_old_names
-from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForPreTraining, AutoTokenizer
+from support.transformers_models import PIECES, SHAPE, our_weights, same, their_model
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from pretraining.huggingface import folders
-from pretraining.huggingface.folders import (
-    _read_file,
-    read_encoder,
-    read_folder,
-    read_length,
-    read_shape,
-    replacing_folder,
-    write_folder,
-)
+from pretraining.huggingface.folders import _read_file, read_encoder, read_folder, replacing_folder, write_folder
 from pretraining.huggingface.weights import read_weights, save_tensors, write_weights
 
 
@@ -57,17 +49,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "theirs"
 
 
-@pytest.fixture
-def listening(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Lets caplog hear the warnings of transformers."""
-    logger = logging.getLogger("transformers")
-    logger.addHandler(caplog.handler)
-    yield
-    logger.removeHandler(caplog.handler)
-
-
 def write_bin(folder: Path) -> None:
-    torch.save(with_old_names(load_file(folder / "model.safetensors")), folder / "pytorch_model.bin")
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
 
 
@@ -89,24 +72,21 @@ def write_parts_of_transformers(folder: Path) -> None:
     assert len(list(folder.glob("*.safetensors"))) > 1
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        write_bin,
-        lambda folder: write_parts(folder, "model.safetensors"),
-        lambda folder: write_parts(folder, "pytorch_model.bin"),
-        write_parts_of_transformers,
-    ],
-    ids=["bin", "parts", "bin in parts", "parts of transformers"],
-)
-def test_weights_are_read_from_every_kind_of_file(write: Callable[[Path], None], folder: Path) -> None:
+WEIGHTS, PARTS, BIN = "model.safetensors", "model-00002-of-00002.safetensors", "pytorch_model.bin"
+KINDS: dict[str, Callable[[Path], None]] = {
+    WEIGHTS: lambda _: None,
+    BIN: write_bin,
+    PARTS: partial(write_parts, ending=WEIGHTS),
+    "bin in parts": partial(write_parts, ending=BIN),
+    "parts of transformers": write_parts_of_transformers,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weights_are_read_from_every_kind_of_file(kind: str, folder: Path) -> None:
     _, expected, _ = read_folder(folder)
-    write(folder)
+    KINDS[kind](folder)
     assert same(read_folder(folder)[1], expected)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1000])
 
 
 class Hostile:
@@ -119,86 +99,59 @@ class Hostile:
         return (Path.touch, (self.mark,))
 
 
-def in_bin(content: Callable[[Path], Any]) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        (folder / "model.safetensors").unlink()
-        torch.save(content(folder), folder / "pytorch_model.bin")
-
-    return change
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
 
 
-def cut_bin(folder: Path) -> None:
-    write_bin(folder)
-    cut(folder / "pytorch_model.bin")
-
-
-def in_parts(change: Callable[[Path], Any]) -> Callable[[Path], None]:
-    def both(folder: Path) -> None:
-        write_parts(folder, "model.safetensors")
-        change(folder)
-
-    return both
-
-
-def point_outside(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
+def point_outside(path: Path) -> None:
+    index = path.with_name("model.safetensors.index.json")
     index.write_text(index.read_text().replace("model-00001", "../model-00001"))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("file", "damage", "message"),
     [
-        (shutil.rmtree, "no such folder"),
-        (lambda folder: (folder / "config.json").unlink(), "no config.json"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: cannot be read"),
-        (lambda folder: (folder / "config.json").write_text("[]"), r"config\.json: not a table"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
-        (lambda folder: cut(folder / "model.safetensors"), r"safetensors: cannot be read"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), r"safetensors: cannot be read"),
-        (in_bin(lambda folder: {"x": Hostile(folder / "mark")}), "more than tensors, which is never executed"),
-        (in_bin(lambda _: [torch.zeros(3)]), "not a dictionary of weights"),
-        (in_bin(lambda _: {"bert.pooler.dense.bias": 3}), "not a dictionary of weights"),
-        (cut_bin, r"pytorch_model\.bin: cannot be read"),
+        (".", shutil.rmtree, "no such folder"),
+        ("config.json", Path.unlink, "no config.json"),
+        ("config.json", lambda path: path.write_text("{"), r"config\.json: cannot be read"),
+        ("config.json", lambda path: path.write_text("[]"), r"config\.json: not a table"),
+        (WEIGHTS, Path.unlink, "no weights"),
+        (WEIGHTS, cut, r"safetensors: cannot be read"),
+        (WEIGHTS, lambda path: path.write_bytes(b""), r"safetensors: cannot be read"),
         (
-            in_parts(lambda folder: (folder / "model-00002-of-00002.safetensors").unlink()),
-            "No such file",
+            BIN,
+            lambda path: torch.save({"x": Hostile(path.with_name("mark"))}, path),
+            "tensors, which is never executed",
         ),
-        (in_parts(lambda folder: cut(folder / "model-00002-of-00002.safetensors")), r"safetensors: cannot be read"),
-        (
-            in_parts(lambda folder: save_file({}, folder / "model-00002-of-00002.safetensors")),
-            "does not hold what the index says",
-        ),
-        (in_parts(point_outside), "does not name files beside it"),
+        (BIN, partial(torch.save, [torch.zeros(3)]), "not a dictionary of weights"),
+        (BIN, partial(torch.save, {"bert.pooler.dense.bias": 3}), "not a dictionary of weights"),
+        (BIN, cut, r"pytorch_model\.bin: cannot be read"),
+        (PARTS, Path.unlink, "No such file"),
+        (PARTS, cut, r"safetensors: cannot be read"),
+        (PARTS, partial(save_file, {}), "does not hold what the index says"),
+        (PARTS, point_outside, "does not name files beside it"),
     ],
 )
-def test_damage_is_named(change: Callable[[Path], Any], message: str, folder: Path) -> None:
-    change(folder)
+def test_damage_is_named(file: str, damage: Callable[[Path], Any], message: str, folder: Path) -> None:
+    KINDS.get(file, KINDS[WEIGHTS])(folder)
+    damage(folder / file)
     assert_refusal(message, read_folder, folder)
     assert not (folder / "mark").exists()
 
 
-@pytest.mark.usefixtures("listening")
-@pytest.mark.parametrize("kind", [AutoModel, AutoModelForPreTraining, AutoModelForMaskedLM])
-def test_transformers_loads_an_export(
-    kind: Any, exported: Path, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Newer versions list the heads that a class leaves out, in their own folders too; there is nothing else."""
-    _, found = kind.from_pretrained(exported, output_loading_info=True)
-    ours = [message.replace(str(exported), "") for message in caplog.messages]
-    caplog.clear()
-    _, wanted = kind.from_pretrained(folder, output_loading_info=True)
-    theirs = [message.replace(str(folder), "") for message in caplog.messages]
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForMaskedLM])
+def test_transformers_loads_an_export(kind: Any, exported: Path, folder: Path) -> None:
+    """It leaves out the heads that a class lacks, as in its own folders; there is nothing else."""
+    found, wanted = (kind.from_pretrained(each, output_loading_info=True)[1] for each in (exported, folder))
     assert found == wanted
-    assert [sorted(message.splitlines()) for message in ours] == [sorted(message.splitlines()) for message in theirs]
     assert not found["missing_keys"]
     assert not found["mismatched_keys"]
-    if kind is AutoModelForPreTraining:
-        assert not any(found.values())
-        assert not ours
 
 
-@pytest.mark.usefixtures("listening")
-def test_the_tokenizer_loads_in_silence(exported: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_tokenizer_loads_in_silence(
+    exported: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         tokenizer = AutoTokenizer.from_pretrained(exported)
@@ -210,9 +163,9 @@ def test_the_tokenizer_loads_in_silence(exported: Path, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(("said", "wanted"), [("16", 40), (0, 40), (1e30, 40), (40.0, 40), (7, 7), (None, 40)])
 def test_a_length_that_no_tokenizer_means_is_that_of_the_positions(said: Any, wanted: int, exported: Path) -> None:
     (exported / "tokenizer_config.json").write_text(json.dumps({"model_max_length": said}))
-    assert read_length(exported, SHAPE) == wanted
+    assert folders.read_length(exported, SHAPE) == wanted
     (exported / "tokenizer_config.json").unlink()
-    assert read_length(exported, SHAPE) == SHAPE.positions
+    assert folders.read_length(exported, SHAPE) == SHAPE.positions
 
 
 def test_a_change_of_any_file_beside_the_weights_is_named(exported: Path) -> None:
@@ -246,14 +199,8 @@ def test_a_weight_that_is_no_number_is_named(value: float, folder: Path) -> None
 def test_sizes_that_the_weights_cannot_have_are_refused_at_once(size: str, folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, size: 10**18}))
-    for read in (read_shape, read_folder, read_encoder):
+    for read in (folders.read_shape, read_folder, read_encoder):
         assert_refusal(r"config\.json: [\d,]+ weights, but the files .* have [\d,]+ bytes", read, folder)
-
-
-def test_what_transformers_saves_anew_has_no_checksums(exported: Path, tmp_path: Path) -> None:
-    AutoModelForPreTraining.from_pretrained(exported).save_pretrained(tmp_path / "again")
-    (tmp_path / "again/vocab.txt").write_text("another\n")
-    assert same(read_folder(tmp_path / "again")[1], our_weights())
 
 
 def test_the_vocabulary_of_an_export_serves_the_next(exported: Path, tmp_path: Path) -> None:
@@ -271,19 +218,25 @@ def renew(folder: Path, vocabulary: Path, fault: BaseException | None = None) ->
             raise fault
 
 
-@pytest.mark.parametrize("interruption", [KeyboardInterrupt, UserError, OSError])
-def test_an_interruption_leaves_the_old(interruption: type[BaseException], exported: Path, vocabulary: Path) -> None:
-    with pytest.raises(UserError if interruption is OSError else interruption):
-        renew(exported, vocabulary, interruption("stop"))
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        (KeyboardInterrupt("stop"), (KeyboardInterrupt, "stop")),
+        (UserError("stop"), (UserError, "stop")),
+        (FULL, (UserError, "exported: cannot be written: No space left on device$")),
+    ],
+    ids=["interrupted", "refused", "full disk"],
+)
+def test_what_fails_leaves_the_old(
+    fault: BaseException, told: tuple[Any, str], exported: Path, vocabulary: Path
+) -> None:
+    with pytest.raises(told[0], match=told[1]):
+        renew(exported, vocabulary, fault)
     assert same(read_folder(exported)[1], our_weights())
     assert sorted(path.name for path in exported.parent.iterdir()) == ["data", "exported"]
-
-
-def test_a_full_disk_is_named(exported: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = OSError(errno.ENOSPC, "No space left on device")
-    monkeypatch.setattr(folders, "write_weights", Mock(side_effect=full))
-    assert_refusal(r"exported: cannot be written: No space left on device$", renew, exported, vocabulary)
-    assert same(read_folder(exported)[1], our_weights())
 
 
 def test_the_old_export_comes_back(exported: Path, vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,32 +283,33 @@ def test_a_place_that_cannot_be_written_is_named(place: str, said: str, tmp_path
         pytest.fail("it was begun")
 
 
-WEIGHTS = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.ones(5, dtype=torch.bfloat16)}
+STATE = {"b": torch.arange(6.0).view(2, 3), "a.weight": torch.ones(5, dtype=torch.bfloat16)}
 
 
 def test_any_changed_bit_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / WEIGHTS
     (tmp_path / "vocab.txt").write_text("river\n")
-    write_weights(WEIGHTS, path, ["vocab.txt", "task.json"])
+    write_weights(STATE, path, ["vocab.txt", "task.json"])
     content = path.read_bytes()
     for place in range(len(content)):
         path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
         assert_refusal(r"model\.safetensors: ", _read_file, path)
     path.write_bytes(content)
-    assert all(torch.equal(weight, WEIGHTS[name]) for name, weight in _read_file(path).items())
+    assert all(torch.equal(weight, STATE[name]) for name, weight in _read_file(path).items())
 
 
 def test_equal_weights_have_equal_bytes_which_others_read(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("river\n")
-    for number in range(8):
-        write_weights(WEIGHTS, tmp_path / str(number), ["vocab.txt"])
-    assert len({(tmp_path / str(number)).read_bytes() for number in range(8)}) == 1
-    assert load_file(tmp_path / "0").keys() == WEIGHTS.keys()
+    written = [tmp_path / str(number) for number in range(8)]
+    for path in written:
+        write_weights(STATE, path, ["vocab.txt"])
+    assert len({path.read_bytes() for path in written}) == 1
+    assert load_file(path).keys() == STATE.keys()
 
 
 def test_weights_may_take_the_place_of_the_file_that_they_are_a_view_of(tmp_path: Path) -> None:
     """A file that is written anew where it stands takes the memory away: the process ends by SIGBUS."""
-    path = tmp_path / "model.safetensors"
+    path = tmp_path / WEIGHTS
     write_weights({"a": torch.arange(5000.0), "b": torch.ones(5000)}, path)
     write_weights({"a": load_file(path)["a"]}, path)
     assert torch.equal(load_file(path)["a"], torch.arange(5000.0))
@@ -363,16 +317,16 @@ def test_weights_may_take_the_place_of_the_file_that_they_are_a_view_of(tmp_path
 
 @pytest.mark.parametrize("metadata", [None, {}, {"format": "pt"}, {"format": "pt", "sha256": "0" * 64}])
 def test_files_of_others_are_read_as_they_are(metadata: dict[str, str] | None, tmp_path: Path) -> None:
-    save_file(WEIGHTS, tmp_path / "model.safetensors", metadata=metadata)
-    assert _read_file(tmp_path / "model.safetensors").keys() == WEIGHTS.keys()
+    save_file(STATE, tmp_path / WEIGHTS, metadata=metadata)
+    assert _read_file(tmp_path / WEIGHTS).keys() == STATE.keys()
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o027, 0o077])
 def test_the_mode_is_what_the_umask_gives(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
-        write_weights(WEIGHTS, tmp_path / "a")
-        save_tensors(WEIGHTS, tmp_path / "b")
+        write_weights(STATE, tmp_path / "a")
+        save_tensors(STATE, tmp_path / "b")
     finally:
         os.umask(before)
     assert {(tmp_path / name).stat().st_mode & 0o777 for name in "ab"} == {0o666 & ~mask}

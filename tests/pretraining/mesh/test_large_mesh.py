@@ -69,21 +69,15 @@ def test_a_rank_of_512_has_the_shares_that_were_planned() -> None:
 LARGE = Shape(vocabulary=1_000, hidden=256, layers=32, heads=4, intermediate=1024, positions=64)
 
 
-def build_own() -> tuple[float, dict[str, Tensor]]:
-    """Builds and draws a rank's share; returns the memory that this took at most, and the weights."""
+def build_own(checkpoint: Path | None) -> tuple[float, dict[str, Tensor]]:
+    """Builds a rank's share, and draws it or reads it from a checkpoint of one rank; returns the memory that this took
+    at most, and the weights."""
     recipe, mesh = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"]), form_mesh(2)
     build_share(replace(LARGE, layers=1), recipe, mesh).initialize(0)  # what is made once
     with MemoryWatch() as watch:
-        model = build_share(LARGE, recipe, mesh).initialize(5)
-    return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
-
-
-def read_own(checkpoint: Path) -> tuple[float, dict[str, Tensor]]:
-    """Reads a rank's share from a checkpoint of one rank; returns the memory that this took, and the weights."""
-    recipe, mesh = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"]), form_mesh(2)
-    with MemoryWatch() as watch:
-        model = build_share(LARGE, recipe, mesh).initialize(7)
-        restore_model(checkpoint, model)
+        model = build_share(LARGE, recipe, mesh).initialize(7 if checkpoint else 5)
+        if checkpoint:
+            restore_model(checkpoint, model)
     return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}
 
 
@@ -103,8 +97,8 @@ def test_no_rank_ever_holds_a_whole_model(way: str, tmp_path: Path) -> None:
     whole = build_model(LARGE).initialize(5)
     size = sum(4 * weight.numel() for weight in whole.parameters())
     write_checkpoint(tmp_path / "checkpoint", whole)
-    own = build_own if way == "drawn" else partial(read_own, tmp_path / "checkpoint")
-    for most, weights in run_connected(2, own):
+    checkpoint = tmp_path / "checkpoint" if way == "read" else None
+    for most, weights in run_connected(2, partial(build_own, checkpoint)):
         assert 0.3 * size < most < 0.75 * size
         for name, weight in whole.named_parameters():
             assert torch.equal(weights[name][: len(weight)], weight)

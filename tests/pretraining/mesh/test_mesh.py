@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,10 +24,12 @@ LABELS = [0, 127, 128, 149, 5, 140, 128]
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_shares_together_are_the_weight(ranks: int) -> None:
     for architecture in architectures():
-        shape = replace(make_shape("base" if architecture != "gpt" else "small", 300, architecture), layers=2)
+        sizes: dict[str, Any] = {"layers": 2, "hidden": 96, "heads": 4, "intermediate": 192, "positions": 16}
+        shape = replace(make_shape("base" if architecture != "gpt" else "small", 300, architecture), **sizes)
         for weight in architectures()[architecture].weights(shape):
             size = weight.pad_size(shape)
-            whole, division = torch.randn(size), Division(weight.cut, weight.role.parts, size[0])
+            whole = torch.arange(math.prod(size)).view(size)
+            division = Division(weight.cut, weight.role.parts, size[0])
             shares = [cut_tensor(whole, division, rank, ranks) for rank in range(ranks)]
             if weight.cut == "whole":
                 assert all(share is whole for share in shares)
@@ -68,9 +71,8 @@ def compute_losses(mesh: Mesh, at_once: int | None, trains: bool) -> list[Tensor
     """The loss and the right predictions; where it trains, the gradients of hidden states, decoder and bias too."""
     hidden, decoder, bias, labels = make_predictions()
     division = Division("vocabulary", 1, len(decoder))
-    decoder, bias = (
-        cut_tensor(each, division, mesh.tensor_rank, mesh.tensor_ranks).clone() for each in (decoder, bias)
-    )
+    own = mesh.tensor_rank, mesh.tensor_ranks
+    decoder, bias = (cut_tensor(each, division, *own).clone() for each in (decoder, bias))
     inputs = [each.requires_grad_(trains) for each in (hidden, decoder, bias)]
     given = (copy_to_tensor_ranks(hidden, mesh), decoder, bias, labels, VOCABULARY)
     with torch.set_grad_enabled(trains):
@@ -95,19 +97,12 @@ def run_operations() -> dict[str, Any]:
     for at_once in (None, 3):
         for trains in (True, False):
             found[f"{at_once} {trains}"] = compute_losses(mesh, at_once, trains)
-    found["no predictions"] = masked_loss(
-        x.new_zeros(0, 3), x.new_zeros(128, 3), x.new_zeros(128), LABELS_OF_NONE, 9, mesh
-    )
+    none = x.new_zeros(0, 3), x.new_zeros(128, 3), x.new_zeros(128), torch.zeros(0, dtype=torch.long), 9
+    found["no predictions"] = masked_loss(*none, mesh)
     mpu = make_mpu(mesh)
-    found["mpu"] = (
-        mpu.get_tensor_model_parallel_rank(),
-        mpu.get_model_parallel_world_size(),
-        mpu.get_data_parallel_rank(),
-    )
+    places = mpu.get_tensor_model_parallel_rank, mpu.get_model_parallel_world_size, mpu.get_data_parallel_rank
+    found["mpu"] = tuple(place() for place in places)
     return found
-
-
-LABELS_OF_NONE = torch.zeros(0, dtype=torch.long)
 
 
 @pytest.fixture(scope="module")

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
-from support import faults
+from support import faults, training
 from support.faults import BAD, Poison, kill_at
-from support.training import (
-    SAVES,
-    Place,
-    assert_ended,
-    assert_refused,
-    assert_same,
-    assert_same_curve,
-    assert_well,
-    distance,
-    launch,
-    records,
-    stopped_at,
-    train,
-)
+from support.training import Place, assert_ended, assert_same, assert_same_curve, assert_well, distance, launch, train
 
 from pretraining.checkpoint.record import AVERAGED, list_finished, read_record
 from pretraining.checkpoint.state import Saved
@@ -38,12 +24,10 @@ SHARED = ("--parallel.tensor", "2")
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """A run that saves, averages, asks minimal pairs and finds a micro-batch."""
-    pairs = tmp_path_factory.mktemp("pairs") / "pairs.jsonl"
-    sentences = [("The river was long.", "The river long was."), ("They are here.", "They is here.")]
-    lines = [{"good": good, "bad": bad, "paradigm": "order", "phenomenon": "words"} for good, bad in sentences]
-    pairs.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    pairs = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    pairs.write_text("good\tbad\nThe river was long.\tThe river long was.\nThey are here.\tThey is here.\n")
     asked = ["--evaluation.pairs", str(pairs), "--phases.1.micro_batch", "auto"]
-    return [*SAVES, "--checkpoints.average", "2", *asked]
+    return [*training.SAVES, "--checkpoints.average", "2", *asked]
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +50,7 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
     assert_well(train(place.command("whole", *words), ranks=2, seconds=300))
     whole = place.folder / "whole"
     assert_same_curve(run, whole, 1e-5)
-    for ours, theirs in zip(*(records(each, "evaluation") for each in (run, whole)), strict=True):
+    for ours, theirs in zip(*(training.records(each, "evaluation") for each in (run, whole)), strict=True):
         assert ours["scored_examples"] == theirs["scored_examples"]
         assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
         assert ours["pairs_accuracy"] == theirs["pairs_accuracy"]
@@ -75,25 +59,28 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
     assert Saved.read(list_finished(run)[-1]).run.leapt is None, "losses count once, and make no leap"
 
 
-@pytest.mark.slow
-def test_the_objective_may_change_in_a_shared_model(place: Place) -> None:
-    """A phase with another objective draws the heads that are new, and leaves out those that are old."""
-    words = ("--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5")
-    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
-        output = assert_well(train(place.command(name, *SAVES, *words, *more), ranks=ranks, seconds=300))
-        assert "anew: " in output
+BOTH = (("shared", 4, SHARED), ("whole", 2, ()))
+"""Four ranks that share two models, and two with whole ones."""
+
+
+def assert_learned_alike(place: Place) -> None:
     assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
     assert distance(place.folder / "shared", place.folder / "whole") < 1e-6
 
 
 @pytest.mark.slow
-def test_four_ranks_that_are_stopped_go_on_bit_for_bit(
-    place: Place, run: Path, words: list[str], tmp_path: Path
+@pytest.mark.parametrize("init", [False, True])
+def test_the_objective_may_change_in_a_shared_model_and_a_base_model_is_shared(
+    init: bool, place: Place, request: pytest.FixtureRequest
 ) -> None:
-    stopped = stopped_at(run, tmp_path / "run", 3)
-    assert_well(train(place.command(stopped, *words, *SHARED), ranks=4, seconds=300))
-    assert_same(stopped, run)
-    assert distance(stopped, run) == 0
+    """A phase with another objective draws the heads that are new, and leaves out those that are old."""
+    words = ["--phases.0.objective", "ltr", "--objective.name", "hybrid", "--objective.causal_share", "0.5"]
+    if init:
+        words = ["--init", str(request.getfixturevalue("run") / "export")]
+    for name, ranks, more in BOTH:
+        output = assert_well(train(place.command(name, *training.SAVES, *words, *more), ranks=ranks, seconds=300))
+        assert init or "anew: " in output
+    assert_learned_alike(place)
 
 
 @pytest.mark.slow
@@ -107,42 +94,22 @@ def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "tensor"), [(3, 1), (1, 1)])
-def test_others_go_on_with_the_same_curve(
-    place: Place, run: Path, words: list[str], tmp_path: Path, ranks: int, tensor: int
-) -> None:
-    stopped = stopped_at(run, tmp_path / "run", 3)
-    command = place.command(stopped, *words, "--parallel.tensor", tensor)
-    output = assert_well(train(command, ranks=ranks, seconds=300))
+def test_others_go_on_with_the_same_curve(place: Place, run: Path, words: list[str], tmp_path: Path) -> None:
+    stopped = training.stopped_at(run, tmp_path / "run", 3)
+    output = assert_well(train(place.command(stopped, *words), ranks=3, seconds=300))
     assert "changed since then: parallel.tensor 2 -> 1" in output
     assert_same_curve(stopped, run, 1e-5)
-
-
-@pytest.mark.slow
-def test_a_branch_of_a_shared_model_is_the_run_itself(place: Place, run: Path, words: list[str]) -> None:
-    command = place.command("branch", *words, *SHARED, "--branch", f"{run}@3")
-    assert_well(train(command, ranks=4, seconds=300))
-    assert distance(place.folder / "branch", run) == 0
-
-
-@pytest.mark.slow
-def test_a_base_model_is_shared(place: Place, run: Path) -> None:
-    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
-        words = (*SAVES, "--init", run / "export", *more)
-        assert_well(train(place.command(f"based-{name}", *words), ranks=ranks, seconds=300))
-    assert_same_curve(place.folder / "based-shared", place.folder / "based-whole", 1e-5)
 
 
 @pytest.mark.slow
 def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str]) -> None:
     """The run goes back to its last checkpoint, with new engines in the same processes, and learns what ranks with
     whole models do."""
-    for name, ranks, more in (("shared", 4, SHARED), ("whole", 2, ())):
+    for name, ranks, more in BOTH:
         going = launch(place.command(name, *words, *more), ranks=ranks, fault=Poison("loss", "batch"))
         assert_ended(going, 0, "the loss is nan at step 3 on rank 1")
         assert [(skip.phase, skip.first, skip.count) for skip in read_skips(place.folder / name)] == [(0, BAD, 1)]
-    assert_same_curve(place.folder / "shared", place.folder / "whole", 1e-5)
-    assert distance(place.folder / "shared", place.folder / "whole") < 1e-6
+    assert_learned_alike(place)
 
 
 def read_other_labels() -> None:
@@ -171,22 +138,3 @@ def number_by_turns() -> None:
 def test_ranks_that_share_a_model_and_are_on_several_machines_are_refused(place: Place) -> None:
     going = launch(place.command("by-turns", *SHARED), ranks=4, fault=number_by_turns)
     assert_ended(going, 2, "ranks 0 to 1 share a model, but are on several machines")
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--parallel.zero", "3"), "parallel.tensor = 2: not with parallel.zero = 3"),
-        (("--compute.compile", "true"), "parallel.tensor = 2: not with compute.compile = true"),
-        (("--compute.kernels", "torch"), 'parallel.tensor = 2: not with compute.kernels = "torch"'),
-        (("--model.heads", "1"), "parallel.tensor = 2: does not divide model.heads = 1; take 1"),
-        (("--model.intermediate", "65"), "parallel.tensor = 2: does not divide model.intermediate = 65; take 1"),
-        (("--objective.name", "rtd"), 'parallel.tensor = 2: not with the objective "rtd"'),
-        (
-            (),
-            "parallel.tensor = 2: does not divide the ranks, 1; start a multiple of 2 (for a plan: --ranks), or take 1",
-        ),
-    ],
-)
-def test_what_ranks_cannot_share_is_refused(place: Place, words: tuple[str, ...], message: str) -> None:
-    assert_refused(place.command("refused", *SHARED, *words), message)

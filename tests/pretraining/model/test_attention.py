@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.attention import NONE, FlashKernels, assert_attends, attend_plainly, furthest, inputs, with_slopes
-from support.operations import threads
+from support.attention import FlashKernels, assert_attends, attend_plainly, furthest, inputs, with_slopes
+from support.operations import NONE, threads
 from support.pretraining_reference import random_batch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode

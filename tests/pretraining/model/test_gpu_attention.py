@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from support.attention import NONE, assert_attends, attend_plainly, inputs, with_slopes
+from support.attention import assert_attends, attend_plainly, inputs, with_slopes
 from support.marks import has_gpu, slow
-from support.operations import DEVICE, ON_DEVICE, place, rounding
+from support.operations import DEVICE, NONE, ON_DEVICE, place, rounding
 from support.pretraining_reference import random_batch
 from torch import Tensor
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
+from support.commands import assert_refusal, refusal, run_main
 from support.training import TAKE_WHAT_FITS, completing
 
-from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from pretraining import devices, train
 from pretraining.architectures.bert import ARCHITECTURE as BERT
@@ -32,17 +32,16 @@ from pretraining.training import preview
 
 RECIPES = ROOT / "pretraining/recipes"
 GPU = Room(80e9)
+SMALL_BUCKETS = {"reduce_bucket_size": 0, "stage3_max_live_parameters": 0}
 LENGTHS = {32: [20, 32, 32], 128: [60, 100, 128, 128], 512: [100, 300, 512]}
 
 
 def entry(length: int, duplicate: int, validation: bool = False) -> dict[str, Any]:
     """What a manifest says of a set; duplicates differ in size."""
     sizes = LENGTHS[length] * (duplicate + 1)
-    histogram = [sizes.count(size) for size in range(length + 1)]
-    return {
-        "length": length, "duplicate": duplicate, "validation": validation, "examples": len(sizes),
-        "pieces": sum(sizes), "masked": 15 * len(sizes), "random_next": 0, "histogram": histogram, "shards": [],
-    }  # fmt: skip
+    counts = {"examples": len(sizes), "pieces": sum(sizes), "masked": 15 * len(sizes), "random_next": 0}
+    found = {"length": length, "duplicate": duplicate, "validation": validation, "shards": [], **counts}
+    return {**found, "histogram": [sizes.count(size) for size in range(length + 1)]}
 
 
 @pytest.fixture
@@ -51,10 +50,8 @@ def manifest() -> Manifest:
     sets += [entry(length, 0, validation=True) for length in LENGTHS]
     settings = {"lengths": list(LENGTHS), "max_predictions": [5, 20, 80], "mask_rate": 0.15, "pairs": "nsp"}
     known: dict[str, Any] = {"format": 1, "sets": sets, "files": [], "sources": [], "bytes": 0, "fingerprint": ""}
-    known["settings"] = settings
-    known["vocabulary"] = {"size": 1000, "sha256": "", "cased": False}
-    known["given_vocabulary"] = None
-    known["corpus"] = {"documents": 1, "validation_documents": 0}
+    known |= {"settings": settings, "vocabulary": {"size": 1000, "sha256": "", "cased": False}}
+    known |= {"given_vocabulary": None, "corpus": {"documents": 1, "validation_documents": 0}}
     return Manifest(**known)
 
 
@@ -106,6 +103,7 @@ def test_operations_on_real_text_follow_its_lengths(manifest: Manifest) -> None:
 
 
 def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
+    """Hours are those of the matrix rate; data without pairs have a model without their head."""
     made = plan("bert_mini", manifest=manifest, flops_per_second=1e12)
     assert made.target.shape.vocabulary == 1000
     for planned in made.phases:
@@ -117,22 +115,13 @@ def test_arithmetic_of_the_phases(manifest: Manifest) -> None:
         operations = (planned.sequences or 0) * planned.statistics.flops
         assert planned.seconds == pytest.approx(operations / (made.target.ranks * 0.5e12))
     assert made.seconds == pytest.approx(sum(planned.seconds or 0 for planned in made.phases))
-
-
-def test_data_without_pairs_plans_a_model_without_their_head(manifest: Manifest) -> None:
-    alone = manifest.model_copy(update={"settings": manifest.settings.model_copy(update={"pairs": "none"})})
-    with_pairs, without = (plan("bert_mini", manifest=data, flops_per_second=1e12) for data in (manifest, alone))
-    assert without.target.shape == with_pairs.target.shape.change_learning(pairs=False)
-    assert without.memories[0].optimizer < with_pairs.memories[0].optimizer
-    assert (without.seconds or 0) < (with_pairs.seconds or 0)
-
-
-def test_hours_from_a_matrix_rate() -> None:
-    made = plan("bert_large_lamb", flops_per_second=1.2e15)
-    operations = sum((planned.sequences or 0) * planned.statistics.flops for planned in made.phases)
-    assert made.seconds == pytest.approx(operations / (8 * 0.6e15))
-    assert 8 * 3600 < (made.seconds or 0) < 12 * 3600
-    assert plan("bert_large_lamb").seconds is None
+    assert plan("bert_mini", manifest=manifest).seconds is None
+    settings = manifest.settings.model_copy(update={"pairs": "none"})
+    alone = plan("bert_mini", manifest=manifest.model_copy(update={"settings": settings}), flops_per_second=1e12)
+    assert alone.target.shape == made.target.shape.change_learning(pairs=False)
+    assert alone.memories[0].optimizer < made.memories[0].optimizer
+    assert (alone.seconds or 0) < (made.seconds or 0)
+    assert 8 * 3600 < (plan("bert_large_lamb", flops_per_second=1.2e15).seconds or 0) < 12 * 3600
 
 
 def test_steps_by_the_clock_follow_from_the_speed() -> None:
@@ -151,29 +140,20 @@ def count_padded(made: Plan) -> int:
     ("dtype", "whole", "divided"), [("bf16", 2 + 4, 12), ("fp16", 2 + 2 + 4, 12), ("fp32", 4 + 4, 12)]
 )
 def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: int) -> None:
-    """And what the word embeddings' gradient takes twice, where no gradients of a micro-batch are kept."""
+    """And what the word embeddings' gradient takes twice, where no gradients of a micro-batch are kept. Without ZeRO in
+    fp32 weights, gradients and two averages, and what is joined; in 16 bits the engine takes ZeRO 1."""
     made = plan("bert_base_adam", dtype=dtype)
     twice = {"bf16": 2 * 2, "fp16": 0, "fp32": 2 * 4}[dtype] * 30528 * 768
     assert made.memories[1].device == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
-
-
-def test_memory_without_zero() -> None:
-    """In fp32 weights, gradients and two averages, and what is joined; in 16 bits the engine takes ZeRO 1."""
-    made = plan("bert_base_adam", dtype="fp32")
-    assert made.memories[0].device == pytest.approx((4 + 4 + 8 + 4) * count_padded(made))
-    first, second, *_ = plan("bert_base_adam").memories
-    assert first.device == second.device
+    alone = (4 + 4 + 8 + 4) * count_padded(made) if dtype == "fp32" else made.memories[1].device
+    assert made.memories[0].device == pytest.approx(alone)
 
 
 def test_zero_divides_what_it_says_among_the_ranks() -> None:
     """With small buckets and nothing kept whole, what is left is the parts."""
-    settings = "--deepspeed.zero_optimization."
-    words = [f"{settings}reduce_bucket_size=0", f"{settings}stage3_max_live_parameters=0"]
-    recipe = load_recipe(RECIPES / "bert_large_adam.toml", words)
-    shape = recipe.model.shape(30528)
+    shape = make_shape("large", 30528)
     count = num_parameters(shape)
-    options = recipe.deepspeed["zero_optimization"]
-    stages = [plan_memory(shape, "fp16", 8, zero, zero_options=options) for zero in (1, 2, 3)]
+    stages = [plan_memory(shape, "fp16", 8, zero, zero_options=SMALL_BUCKETS) for zero in (1, 2, 3)]
     assert [each.optimizer for each in stages] == pytest.approx([12 * count / 8] * 3)
     assert [each.gradients for each in stages] == pytest.approx([6 * count, 4 * count / 8, 4 * count / 8])
     assert [each.weights for each in stages] == pytest.approx([2 * count, 2 * count, 2 * count / 8])
@@ -188,28 +168,20 @@ def test_offload_moves_memory_to_the_host() -> None:
         assert (moved.host > 0) == (zero > 0)
 
 
-@given(
-    st.sampled_from(sorted(BERT.sizes)),
-    st.sampled_from(["bf16", "fp16", "fp32"]),
-    st.integers(0, 3),
-    st.integers(0, 12),
-)
+DTYPES = st.sampled_from(["bf16", "fp16", "fp32"])
+
+
+@settings(max_examples=50)
+@given(st.sampled_from(sorted(BERT.sizes)), DTYPES, st.integers(0, 3), st.integers(0, 12))
 def test_memory_falls_with_ranks_and_with_the_stage(size: str, dtype: Any, zero: int, power: int) -> None:
     """With small buckets; DeepSpeed's own take more than ZeRO 2 and 3 save of small models."""
-    small = {"reduce_bucket_size": 0, "stage3_max_live_parameters": 0}
     shape, ranks = make_shape(size, 30522), 2**power
-    here = plan_memory(shape, dtype, ranks, zero, zero_options=small)
-    assert plan_memory(shape, dtype, 2 * ranks, zero, zero_options=small).device <= here.device
+    here = plan_memory(shape, dtype, ranks, zero, zero_options=SMALL_BUCKETS)
+    assert plan_memory(shape, dtype, 2 * ranks, zero, zero_options=SMALL_BUCKETS).device <= here.device
     if zero > 1 and ranks > 1:
-        stage_below = plan_memory(shape, dtype, ranks, zero - 1, zero_options=small)
+        stage_below = plan_memory(shape, dtype, ranks, zero - 1, zero_options=SMALL_BUCKETS)
         assert here.weights + here.optimizer <= stage_below.weights + stage_below.optimizer
         assert here.device <= stage_below.device + 12 * shape.hidden * shape.padded_vocabulary
-
-
-def test_on_a_cpu_the_memory_of_the_process_is_told_beside_that_of_the_model() -> None:
-    told = "the process takes some 0.8 GB besides the model"
-    for room in (Room(80e9), Room(80e9, on_cpu=True)):
-        assert any(note.startswith(told) for note in plan("bert_mini", room=room).notes) == room.on_cpu
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.toml")), ids=lambda path: path.stem)
@@ -231,7 +203,11 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, manifest: Manifest
 
 
 def test_what_is_estimated_to_fit_follows_the_memory() -> None:
-    """Every size is planned beside weights, gradients and the optimizer; on a CPU its pieces are bounded too."""
+    """Every size is planned beside weights, gradients and the optimizer; on a CPU its pieces are bounded too, and the
+    memory of the process is told beside that of the model."""
+    for room in (Room(80e9), Room(80e9, on_cpu=True)):
+        told = [note for note in plan("bert_mini", room=room).notes if "the process takes some 0.8 GB besides" in note]
+        assert bool(told) == room.on_cpu
     wanted = {16e9: [64, 16], 40e9: [256, 64], 80e9: [512, 128], 141e9: [1024, 256]}
     for size, micro_batches in wanted.items():
         assert [each.micro_batch for each in plan("bert_large_lamb", room=Room(size)).phases] == micro_batches
@@ -240,8 +216,8 @@ def test_what_is_estimated_to_fit_follows_the_memory() -> None:
 
 
 def test_more_fits_where_activations_are_computed_again() -> None:
-    path, room = RECIPES / "bert_large_lamb.toml", Room(16e9)
-    recipe = load_recipe(path, ["--compute.checkpoint_activations", "true"])
+    room = Room(16e9)
+    recipe = load_recipe(RECIPES / "bert_large_lamb.toml", ["--compute.checkpoint_activations", "true"])
     again = build_plan(Target(recipe, None, "bf16", room, 8))
     for planned, kept in zip(again.phases, plan("bert_large_lamb", room=room).phases, strict=True):
         assert planned.micro_batch >= 4 * kept.micro_batch
@@ -249,77 +225,47 @@ def test_more_fits_where_activations_are_computed_again() -> None:
 
 def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:
     path = RECIPES / "bert_mini.toml"
-    with pytest.raises(UserError) as caught:
-        load_recipe_and_data(path, ["--model.heads", "3"], tmp_path / "nothing", ranks=3)
-    lines = str(caught.value).splitlines()
-    assert "--model.heads = 3: does not divide model.hidden = 256; 2 does" in lines
-    assert f"--data {tmp_path / 'nothing'}: no such folder" in lines
-    assert sum("does not divide by 3 ranks" in line for line in lines) == 3
-
-    with pytest.raises(UserError, match=r"^--data .*: no manifest.json"):
-        load_recipe_and_data(path, [], tmp_path)
+    told = refusal(load_recipe_and_data, path, ["--model.heads", "3"], tmp_path / "nothing", ranks=3).splitlines()
+    assert "--model.heads = 3: does not divide model.hidden = 256; 2 does" in told
+    assert f"--data {tmp_path / 'nothing'}: no such folder" in told
+    assert sum("does not divide by 3 ranks" in line for line in told) == 3
+    assert_refusal(r"^--data .*: no manifest.json", load_recipe_and_data, path, [], tmp_path)
     assert load_recipe_and_data(path)[1] is None
     (tmp_path / "manifest.json").write_text(json.dumps(manifest.as_json()))
     recipe, read = load_recipe_and_data(path, [], tmp_path)
-    assert read is not None
-    assert len(recipe.phases) == 3
-    with pytest.raises(
-        UserError,
-        match=r"phases\.0\.length = 600: the data has 32, 128, 512; make it with shard\.py --lengths 32 128 512 600",
-    ):
-        load_recipe_and_data(path, ["--phases.0.length", "600", "--model.positions", "600"], tmp_path)
+    assert (len(recipe.phases), read is None) == (3, False)
+    words = ["--phases.0.length", "600", "--model.positions", "600"]
+    told_length = r"length = 600: the data has 32, 128, 512; make it with shard\.py --lengths 32 128 512 600"
+    assert_refusal(told_length, load_recipe_and_data, path, words, tmp_path)
 
 
 GIVEN = "--gpu v100-32 --ranks 8 --phases.0.micro_batch"
 HUGE = "--gpu v100-32 --model.hidden 4096 --model.heads 64 --ranks 8"
 
 
-def check(words: str, said: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """The exit code, and what was printed."""
-    code = train.main(["--check", "--recipe", "bert_large_lamb", *words.split()])
-    return code, "".join(said.readouterr())
+def check(words: str, code: int = 0) -> str:
+    return " ".join(run_main(train.main, "--check", "--recipe", "bert_large_lamb", *words.split(), code=code).split())
 
 
-def test_hours_are_those_of_the_gpu_that_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = check("--ranks 64 --gpu h100-80", capsys)
-    assert code == 0, text
-    assert "8 nodes of 8 h100-80" in text
-    assert re.search(r"from \d+ h \d+ m to \d+ h \d+ m: published runs", " ".join(text.split()))
-
-
-def test_what_makes_hours_long_here_is_told(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_hours_are_those_of_the_gpu_that_is_named_and_what_makes_them_long_is_told(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    text = check("--ranks 64 --gpu h100-80")
+    assert "8 nodes of 8 h100-80" in text
+    assert re.search(r"from \d+ h \d+ m to \d+ h \d+ m: published runs", text)
     monkeypatch.setattr(devices, "cpu_has_bf16", lambda: False)
     monkeypatch.setattr(preview, "measure_flops", lambda *_: 1e11)
-    code, text = check("--ranks 1 --parallel.device cpu", capsys)
-    assert code == 0, text
-    assert "no fast bf16" in text
+    assert "no fast bf16" in check("--ranks 1 --parallel.device cpu")
 
 
-def test_what_does_not_fit_is_a_mistake_with_its_cures(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = check(HUGE, capsys)
-    assert code == 2
+def test_what_does_not_fit_is_a_mistake_with_its_cures() -> None:
+    text = check(HUGE, code=2)
     assert re.search(r"needs \d+\.\d GB a rank under ZeRO 1 with .*, and may take ..\.. of 32.0 GB; ", text)
     for cure in re.findall(r"(--\S+ \S+) fits", text):
-        assert check(f"{HUGE} {cure}", capsys)[0] == 0, "what is said to fit does"
-
-
-def test_a_given_micro_batch_that_is_too_large(capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = check(f"{GIVEN} 8192", capsys)
-    assert code == 2
-    assert text.endswith("; --phases.0.micro_batch auto fits\n"), "nothing else makes room for so many"
-    assert check(f"{GIVEN} auto", capsys)[0] == 0
-
-
-@pytest.mark.parametrize(
-    ("words", "faults"),
-    [
-        ("--gpu h1000 --network ndr4000 --optimizer.nam x", ["--gpu h1000", "--network ndr4000", "--optimizer.nam"]),
-        ("--network hdr200x8", ["--network and --gpus-per-node"]),
-    ],
-)
-def test_what_is_unknown_or_missing_is_named(words: str, faults: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code, text = check(words, capsys)
-    assert code == 2
-    assert all(f"{fault}: " in text for fault in faults)
+        check(f"{HUGE} {cure}")  # what is said to fit does
+    text = check(f"{GIVEN} 8192", code=2)
+    assert text.endswith("; --phases.0.micro_batch auto fits"), "nothing else makes room for so many"
+    check(f"{GIVEN} auto")
+    text = check("--gpu h1000 --network ndr4000 --optimizer.nam x", code=2) + check("--network hdr200x8", code=2)
+    faults = "--gpu h1000", "--network ndr4000", "--optimizer.nam", "--network and --gpus-per-node"
+    assert [fault for fault in faults if f"{fault}: " not in text] == []

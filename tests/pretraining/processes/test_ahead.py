@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from support.processes import wait_for
+from support.commands import wait_for
 
 from pretraining.processes.ahead import NAME, prepare_in_thread
 

@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from support.commands import assert_refusal
-from support.processes import expect_end, free_port, spawn, take_part, wait_for
+from support.commands import assert_refusal, wait_for
+from support.processes import expect_end, free_port, spawn, take_part
 from torch import Tensor
 
 from data_prep.common.errors import SharedError, UserError

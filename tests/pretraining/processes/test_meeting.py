@@ -18,9 +18,9 @@ from unittest.mock import Mock
 
 import pytest
 import torch.distributed as dist
-from support.commands import assert_refusal
+from support.commands import assert_refusal, wait_for
 from support.faults import hold, replace
-from support.processes import expect_end, spawn, start, take_part, wait_for
+from support.processes import expect_end, spawn, start, take_part
 
 from data_prep.common.launchers import World
 from pretraining.processes import meeting, signing

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-from support.commands import assert_refusal
-from support.processes import expect_end, free_port, spawn, start, take_part, wait_for
+from support.commands import assert_refusal, wait_for
+from support.processes import expect_end, free_port, spawn, start, take_part
 
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from support.processes import Done, expect_end, spawn, start, take_part, wait_for
+from support.commands import wait_for
+from support.processes import Done, expect_end, spawn, start, take_part
 
 from data_prep.common.files import read_json
 from data_prep.common.launchers import World

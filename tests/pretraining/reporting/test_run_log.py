@@ -1,4 +1,4 @@
-"""The files of a run: each record once, whatever is cut off; what is read of them again; and the chart."""
+"""The files of a run: each record once, whatever is cut off; what is read of them again; chart and console."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
+from support.commands import assert_refusal
 from support.processes import spawn
 from support.records import RECORD, SCORES, open_log
 from tensorboard.backend.event_processing import event_accumulator as events
@@ -22,8 +24,10 @@ from tensorboard.backend.event_processing import event_accumulator as events
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
 from pretraining.objectives.declaration import list_loss_curves
+from pretraining.reporting.console import format_number
 from pretraining.reporting.figures import draw_chart
 from pretraining.reporting.metrics_file import METRICS, Logged, read_newest_records, read_step_records
+from pretraining.reporting.records import describe_progress
 from pretraining.reporting.run_log import TENSORBOARD, cut_metrics
 
 
@@ -31,18 +35,35 @@ def read_lines(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
 
 
-def test_each_record_is_a_line_of_json_at_once(tmp_path: Path) -> None:
-    before = time.time()
-    with open_log(tmp_path) as log:
+def test_each_record_is_a_line_of_json_and_of_the_console_at_once(tmp_path: Path) -> None:
+    before, output = time.time(), io.StringIO()
+    with open_log(tmp_path, Console(file=output, width=80)) as log:
         log.write(RECORD)
         [line] = read_lines(tmp_path)  # before the end
         assert (line["kind"], line["step"], line["masked_loss"], line["loss_scale"]) == ("step", 12000, 5.842, None)
         log.write(SCORES)
+        found = read_newest_records(tmp_path / METRICS, KINDS)
         log.write(replace(RECORD, step=12001, loss=float("nan")))
     _, scores, broken = read_lines(tmp_path)
+    assert found == {"step": line, "evaluation": scores}
     assert (scores["kind"], scores["perplexity"]) == ("evaluation", pytest.approx(330.2996))
     assert broken["loss"] is None  # JSON has no NaN
     assert before - 0.01 <= float(str(line["time"])) <= float(str(scores["time"])) <= time.time() + 0.01
+    step, validation, _ = output.getvalue().splitlines()
+    assert (step, len(step) <= 165) == (RECORD.line(), True)
+    assert "12000/900000  loss 6.5321  masked 5.8420 12.3%  next 0.6901 55.1% (larger class 51.3%)" in step
+    assert step.endswith("123k pieces/s  use 61%  wait 0%  2 h 03 m left")
+    assert validation.startswith("validation 12000: masked 5.8000 12.0%  perplexity 330.30  next 0.6900 55.0%")
+
+
+def test_ranks_other_than_0_write_nothing_and_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    output = io.StringIO()
+    with open_log(tmp_path, Console(file=output), active=False) as log:
+        log.write(RECORD)
+        log.write(SCORES)
+        log.say("hello")
+    assert ([*tmp_path.iterdir()], output.getvalue()) == ([], "")
+    assert_refusal("metrics.jsonl: cannot be written: No such file", open_log(tmp_path / "no").__enter__)
 
 
 def test_a_run_that_goes_on_has_no_step_twice(tmp_path: Path) -> None:
@@ -61,19 +82,8 @@ def test_a_run_that_goes_on_has_no_step_twice(tmp_path: Path) -> None:
 def test_a_damaged_line_is_named_and_left(tmp_path: Path) -> None:
     path = tmp_path / METRICS
     path.write_text('{"step": 1}\nrubbish\n{"step": 3}\n')
-    with pytest.raises(UserError, match=r"metrics.jsonl:2: no record of a step"):
-        cut_metrics(path, 2)
+    assert_refusal(r"metrics.jsonl:2: no record of a step", cut_metrics, path, 2)
     assert path.read_text().count("\n") == 3
-
-
-def test_ranks_other_than_0_write_nothing(tmp_path: Path) -> None:
-    output = io.StringIO()
-    with open_log(tmp_path, Console(file=output), active=False) as log:
-        log.write(RECORD)
-        log.write(SCORES)
-        log.say("hello")
-    assert not list(tmp_path.iterdir())
-    assert output.getvalue() == ""
 
 
 def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
@@ -146,11 +156,6 @@ def test_a_full_disk_is_told(how: str, tmp_path: Path) -> None:
     assert [line["step"] for line in read_lines(tmp_path)] == list(range(len(read_lines(tmp_path))))
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"metrics.jsonl: cannot be written: No such file"), open_log(tmp_path / "no"):
-        pass
-
-
 KINDS = ("step", "evaluation")
 
 
@@ -167,52 +172,42 @@ def curve_of(path: Path) -> list[tuple[int, float]]:
     return [(logged.step, logged.figures["loss"]) for logged in read_step_records(path)]
 
 
-def test_what_a_log_has_written_is_found(tmp_path: Path) -> None:
-    with open_log(tmp_path) as log:
-        log.write(RECORD)
-        log.write(SCORES)
-    found = read_newest_records(tmp_path / METRICS, KINDS)
-    assert found["step"]["pieces_per_second"] == RECORD.speed.pieces_per_second
-    assert found["evaluation"]["masked_loss"] == SCORES.learns["masked_loss"]
-    assert curve_of(tmp_path / METRICS) == [(12000, RECORD.loss)]
-
-
 def test_an_evaluation_is_found_beyond_the_last_lines(tmp_path: Path) -> None:
     evaluation = {"kind": "evaluation", "step": 7, "masked_loss": 6.0}
     path = write(tmp_path, [evaluation, *(step(number, filler="x" * 500) for number in range(8, 2000))])
     assert read_newest_records(path, KINDS) == {"step": step(1999, filler="x" * 500), "evaluation": evaluation}
 
 
+DAMAGED = b'garbage\n[1, 2]\n\n{"kind": "step", "step": 3, "loss": null}\n'
+
+
 @pytest.mark.parametrize(
-    "torn", [b'{"kind": "step", "st', b"\0\0\0\0", b'{"kind": "step", "step": 3, "loss": 1.0}', b"\xff"]
+    ("torn", "last"),
+    [
+        (b'{"kind": "step", "st', step(2, 6.0)),
+        (b"\0\0\0\0", step(2, 6.0)),
+        (b'{"kind": "step", "step": 3, "loss": 1.0}', step(2, 6.0)),
+        (b"\xff", step(2, 6.0)),
+        (DAMAGED, step(3, None)),
+    ],
 )
-def test_a_line_that_is_being_written_counts_for_nothing(torn: bytes, tmp_path: Path) -> None:
-    path = write(tmp_path, [step(1, 7.0), step(2, 6.0)], torn)
-    assert read_newest_records(path, KINDS) == {"step": step(2, 6.0)}
-    assert curve_of(path) == [(1, 7.0), (2, 6.0)]
-
-
-def test_of_steps_that_were_done_again_the_last_counts_and_an_empty_file_has_none(tmp_path: Path) -> None:
-    path = write(tmp_path, [*(step(number, 9.0) for number in (1, 2, 3)), *(step(number, 8.0) for number in (2, 3, 4))])
-    assert curve_of(path) == [(1, 9.0), (2, 8.0), (3, 8.0), (4, 8.0)]
+def test_lines_half_written_or_damaged_and_losses_that_are_none_count_for_nothing(
+    torn: bytes, last: dict[str, Any], tmp_path: Path
+) -> None:
+    """Of steps that were done again the last counts; an empty file has none."""
+    path = write(tmp_path, [step(1, 7.0), step(2, 9.0), step(2, 6.0)], torn)
+    assert (read_newest_records(path, KINDS), curve_of(path)) == ({"step": last}, [(1, 7.0), (2, 6.0)])
     path = write(tmp_path, [])
     assert (read_newest_records(path, KINDS), curve_of(path)) == ({}, [])
 
 
-def test_damaged_lines_and_losses_that_are_no_numbers_are_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path, [step(1, 7.0)], b'garbage\n[1, 2]\n\n{"kind": "step", "step": 2, "loss": null}\n')
-    assert (read_newest_records(path, KINDS), curve_of(path)) == ({"step": step(2, None)}, [(1, 7.0)])
-
-
-def record(step: int, **figures: float) -> Logged:
-    return Logged.from_record({"step": step, "masked_loss": 9.0 - step / 20, "loss_scale": None, **figures})
-
-
 @pytest.mark.parametrize("pairs", [True, False])
 def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
-    more = {"next_loss": 0.5} if pairs else {}
-    trained = [record(step, **more) for step in range(1, 101)]
-    figure = draw_chart(trained, [record(50, **more), record(100, **more)], "mini $", list_loss_curves())
+    more = {"next_loss": 0.5, "loss_scale": None} if pairs else {"loss_scale": None}
+    records = [{"step": step, "masked_loss": 9.0 - step / 20, **more} for step in range(1, 101)]
+    records.append({**records[-1], "step": 101, "masked_loss": float("nan")})
+    trained = [*map(Logged.from_record, records)]
+    figure = draw_chart(trained, [trained[49], trained[99]], "mini $", list_loss_curves())
     figure.canvas.draw()
     assert [axes.get_ylabel() for axes in figure.axes] == ["masked-word loss", "next-sentence loss"][: 1 + pairs]
     raw, smoothed, validation = figure.axes[0].lines
@@ -221,7 +216,20 @@ def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
     assert (np.asarray(validation.get_xdata()).tolist(), validation.get_label()) == ([50.0, 100.0], "validation")
 
 
-def test_a_loss_that_is_no_number_is_left_out() -> None:
-    trained = [record(step, **({"masked_loss": float("nan")} if step == 502 else {})) for step in range(1, 1001)]
-    axes = draw_chart(trained, [], "run", list_loss_curves()).axes[0]
-    assert len(np.asarray(axes.lines[0].get_ydata())) == 999
+def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first step, and then where nothing was printed for 5 seconds, 10, 20, 40, and at last for a minute."""
+    numbers = {7.4: "7", 999: "999", 12345: "12.3k", 4.561e6: "4.56M", 123.4e9: "123G"}
+    assert [*map(format_number, numbers)] == [*numbers.values()]
+    output, now = io.StringIO(), 1000.0
+    monkeypatch.setattr("pretraining.reporting.run_log.time", SimpleNamespace(time=time.time, monotonic=lambda: now))
+    with open_log(tmp_path, Console(file=output)) as log:
+        log.show(describe_progress(0, 300, 10, None, None))  # nothing is known yet
+        for second in range(1, 301):
+            now = 1000.0 + second
+            log.show(describe_progress(second, 300, 10, 12_345.0, 75.0))
+            if second == 200:
+                log.write(RECORD)  # a line too
+    lines = output.getvalue().splitlines()
+    assert lines[0] == "  1/300  12.3k pieces/s  1 m 15 s left  losses follow at step 10"
+    steps = [int(line.partition("/")[0]) for line in lines]
+    assert steps == [1, 6, 16, 36, 76, 136, 196, 12000, 260]

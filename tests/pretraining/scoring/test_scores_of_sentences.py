@@ -1,4 +1,4 @@
-"""Scores of sentences and of shards: those of plain scorers, and what follows from their definition."""
+"""Scores of sentences and shards are those of plain scorers, and continuations those of transformers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from support.base_models import write_bert
 from support.commands import assert_refusal, run_main
 from support.training import Place
-from support.transformers_models import PIECES, SHAPE, our_weights, their_model, their_weights
-from transformers import AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
+from support.transformers_models import PIECES, SHAPE, our_weights, their_model
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
-from data_prep.common.errors import UserError
 from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.bytelevel import KIND
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
@@ -38,9 +38,9 @@ WORDS = st.sampled_from(["word1", "word2", "word41", "a", "abc", "xyz", "queue",
 TEXTS = st.lists(st.lists(WORDS, max_size=9).map(" ".join), min_size=1, max_size=6)
 
 
-def our_scorer() -> Scorer:
+def our_scorer(**changed: Tensor) -> Scorer:
     model = build_model(SHAPE)
-    model.load_state_dict(our_weights())
+    model.load_state_dict(our_weights() | changed)
     return Scorer(model, VOCABULARY, CPU)
 
 
@@ -70,7 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path) -> None:
     draw = np.random.default_rng(0)
     words = ["word1", "word7", "word33", "abc", "q", "xyzzy", "?", "é", "Word2", "unknown9"]
-    texts = [" ".join(draw.choice(words, draw.integers(1, 10))) for _ in range(40)]
+    texts = [" ".join(draw.choice(words, draw.integers(1, 10))) for _ in range(14)]
     theirs, tokenizer = BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     model = StoredModel.open(str(folder))
     found = Scorer(model.build_pretrained(), model.vocabulary, CPU).score(texts)
@@ -79,7 +79,7 @@ def test_every_pair_is_scored_as_by_a_plain_scorer_on_transformers(folder: Path)
     assert len({*np.sign(found[::2] - found[1::2])}) > 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(TEXTS)
 def test_the_score_of_a_sentence_does_not_depend_on_its_neighbours(texts: list[str]) -> None:
     together = SCORER.score(texts)
@@ -128,42 +128,36 @@ def test_a_long_sentence_is_asked_in_parts_and_one_that_is_too_long_is_not(monke
     assert np.isnan(found).tolist() == [False, True, False]
 
 
-@pytest.mark.parametrize("scorer", ["both", "before"])
-def test_a_sentence_of_which_no_piece_is_left_has_no_score(scorer: str) -> None:
+def test_a_sentence_of_which_no_piece_is_left_has_no_score() -> None:
     """It would be the likeliest of all: nothing is asked of it."""
     one_way = build_model(SHAPE.change_learning(objective="ltr", pairs=False, sees="before")).initialize(0)
-    found = (SCORER if scorer == "both" else Scorer(one_way, VOCABULARY, CPU)).score(["\u200b", "word1", "\x01\x02"])
-    assert np.isnan(found).tolist() == [True, False, True]
+    for scorer in (SCORER, Scorer(one_way, VOCABULARY, CPU)):
+        assert np.isnan(scorer.score(["\u200b", "word1", "\x01\x02"])).tolist() == [True, False, True]
 
 
-def test_what_says_nothing_of_a_model_is_counted() -> None:
+def test_what_says_nothing_of_a_model_is_counted_and_a_tie_is_wrong() -> None:
     long = "word1 " * 39
     pairs = [Pair("a", "b"), Pair("a", "a"), Pair(long, "\u200b"), Pair("\u200b", "a"), Pair(long, long)]
     asked = Asked.from_pairs(pairs, SCORER.cut_texts(list_sentences(pairs)), SHAPE.positions)
+    assert are_right(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.5, -1.5]])).tolist() == [True, False, False]
     assert (asked.equal, asked.too_long, asked.without_pieces, asked.telling) == (2, 2, 1, 1)
     asked.require_telling("pairs.tsv")
-    with pytest.raises(UserError, match="none of its 4 pairs"):
-        Asked.from_pairs(pairs[1:], SCORER.cut_texts(list_sentences(pairs[1:])), SHAPE.positions).require_telling(
-            "pairs.tsv"
-        )
+    untelling = Asked.from_pairs(pairs[1:], SCORER.cut_texts(list_sentences(pairs[1:])), SHAPE.positions)
+    assert_refusal("none of its 4 pairs", untelling.require_telling, "pairs.tsv")
 
 
 def test_a_folder_without_the_heads_of_pretraining_is_refused(tmp_path: Path) -> None:
     their_model(BertForSequenceClassification).save_pretrained(tmp_path)
     VOCABULARY.write(tmp_path)
-    with pytest.raises(UserError, match="was fine-tuned, so"):
-        StoredModel.open(str(tmp_path)).build_pretrained()
-    kept = {name: each for name, each in their_weights().items() if not name.startswith("cls.")}
+    assert_refusal("was fine-tuned, so", StoredModel.open(str(tmp_path)).build_pretrained)
+    kept = {name: each for name, each in their_model().state_dict().items() if not name.startswith("cls.")}
     their_model().save_pretrained(tmp_path, state_dict=kept)
-    with pytest.raises(UserError, match="has no masked_head, next_head"):
-        StoredModel.open(str(tmp_path)).build_pretrained()
+    assert_refusal("has no masked_head, next_head", StoredModel.open(str(tmp_path)).build_pretrained)
 
 
 def test_a_model_that_says_no_numbers_is_refused() -> None:
-    model = build_model(SHAPE)
-    model.load_state_dict({**our_weights(), "masked_head.norm.bias": torch.full((SHAPE.hidden,), torch.nan)})
-    with pytest.raises(UserError, match="no numbers"):
-        Scorer(model, VOCABULARY, CPU).score(["word1"])
+    none = {"masked_head.norm.bias": torch.full((SHAPE.hidden,), torch.nan)}
+    assert_refusal("no numbers", our_scorer(**none).score, ["word1"])
 
 
 def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,22 +176,16 @@ def test_an_architecture_without_faster_layers_scores_the_same(monkeypatch: pyte
     np.testing.assert_allclose(scorer.score(texts), SCORER.score(texts), atol=1e-4)
 
 
-def test_a_tie_is_wrong() -> None:
-    assert are_right(np.array([[-1.0, -2.0], [-2.0, -1.0], [-1.5, -1.5]])).tolist() == [True, False, False]
-
-
 EXAMPLES, LENGTH = 24, 32
 
 
 @torch.no_grad()
 def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
     """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
-    bert, manifest = model.build_pretrained(), Manifest.read(data)
-    dataset = Dataset(data, manifest, LENGTH, validation=True, objective=find_objective(bert.shape))
-    found = []
+    bert, found = model.build_pretrained(), []
+    dataset = Dataset(data, Manifest.read(data), LENGTH, validation=True, objective=find_objective(bert.shape))
     for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
-        states = bert.encode(batch)[batch.chosen]
-        logits = bert.head("masked_head").logits(states, bert.embeddings.word.weight)
+        logits = bert.head("masked_head").logits(bert.encode(batch)[batch.chosen], bert.embeddings.word.weight)
         nats = -logits.double().log_softmax(1).gather(1, batch.labels[:, None])[:, 0]
         found += list(zip((model.vocabulary.pieces[label] for label in batch.labels), nats.tolist(), strict=True))
     return found
@@ -206,16 +194,15 @@ def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
 @pytest.mark.parametrize("name", [name for name, each in objectives().items() if each.sum_of_pieces])
 def test_every_objective_is_scored(name: str, shared: Place, tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "model", shared.data, objective=name)
-    words = [str(folder), "--data", str(shared.data), "--length", str(LENGTH), "--examples", str(EXAMPLES)]
-    found = json.loads(run_main(evaluate.main, *words, "--json"))
+    words = "--length", LENGTH, "--examples", EXAMPLES, "--json"
+    found = json.loads(run_main(evaluate.main, folder, "--data", shared.data, *words))
     asked = nats_of(StoredModel.open(str(folder)), shared.data)
     loss = found["figures"]["masked_loss" if "masked_loss" in found["figures"] else "piece_loss"]
     assert found["predictions"] == len(asked)
     assert loss == pytest.approx(sum(nats for _, nats in asked) / len(asked), rel=1e-5)
     plain = [(piece.removeprefix("##"), nats) for piece, nats in asked if piece not in SPECIAL]
-    characters = sum(len(piece) for piece, _ in plain)
-    assert found["characters"] == characters
-    bits = sum(nats for _, nats in plain) / math.log(2) / characters
+    assert found["characters"] == sum(len(piece) for piece, _ in plain)
+    bits = sum(nats for _, nats in plain) / math.log(2) / found["characters"]
     assert found["bits_per_character"] == pytest.approx(bits, rel=1e-5)
     assert sum(found["left_out"].values()) == len(asked) - len(plain)
     assert ("[SEP]" in found["left_out"]) == (objectives()[name].sees != "both")
@@ -239,3 +226,35 @@ def test_masks_of_byte_level_pieces_are_filled_in_as_by_transformers(tmp_path: P
     best = theirs(**inputs).logits[0, place].softmax(0).topk(3)
     assert [piece for piece, _ in found] == [vocabulary.spellings[id] for id in best.indices.tolist()]
     assert [share for _, share in found] == pytest.approx(best.values.tolist(), rel=1e-5)
+
+
+TEXT = "word1 Word7 xyz"
+
+
+def test_a_text_is_continued_as_by_transformers(tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "ltr", VOCABULARY, objective="ltr")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :-1]
+    words = [str(folder), "--continue", TEXT, "--pieces", "9", "--json"]
+    found = json.loads(run_main(evaluate.main, *words))["continuation"]
+    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False)
+    expected = theirs[0, 1:].tolist()
+    expected = expected[: expected.index(tokenizer.sep_token_id)] if tokenizer.sep_token_id in expected else expected
+    assert len(expected) > ids.shape[1]
+    assert found == VOCABULARY.spell(expected)
+    one, again, other = (run_main(evaluate.main, *words, "--temperature", 5, "--seed", seed) for seed in (1, 1, 2))
+    assert one == again != other
+    assert json.loads(one)["continuation"].startswith("word1 word7 xyz")
+
+
+AFTER = "name one that predicts the piece after"
+
+
+@pytest.mark.parametrize(
+    ("objective", "text", "reason"),
+    [("mlm", TEXT, AFTER), ("rtl", TEXT, AFTER), ("ltr", "word1 " * 70, "71 pieces, and")],
+)
+def test_what_cannot_be_continued_is_refused(objective: str, text: str, reason: str, tmp_path: Path) -> None:
+    folder = write_bert(tmp_path / "model", VOCABULARY, objective=objective)
+    assert reason in run_main(evaluate.main, folder, "--continue", text, code=2)

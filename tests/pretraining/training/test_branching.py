@@ -11,9 +11,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from support.commands import assert_refusal
 from support.training import Place
 
-from data_prep.common.errors import UserError
 from pretraining.checkpoint.reading import find_fault
 from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.checkpoint.state import RunState, Saved
@@ -38,8 +38,7 @@ def test_a_phase_that_got_more_steps_is_opened_again(place: Place) -> None:
     """At its end, and only where it has more."""
     recipe = load_recipe(place.recipe)
     more, fewer, both = (
-        load_recipe(place.recipe, words)
-        for words in (["--phases.1.steps", "5"], ["--phases.1.steps", "2"], ["--phases.0.steps", "9"])
+        load_recipe(place.recipe, [f"--phases.{one}"]) for one in ("1.steps=5", "1.steps=2", "0.steps=9")
     )
     done, between, within = RunState(phase=2, step=8), RunState(phase=1, step=5), RunState(phase=1, phase_step=1)
     assert reopen_phase(done, recipe, more) == replace(done, phase=1, phase_step=3)
@@ -54,10 +53,9 @@ def test_batches_that_were_left_out_later_may_be_good_ones() -> None:
     places = [(0, 3, 2), (1, 2, 1), (1, 4, 3), (1, 9, 1), (2, 0, 1)]
     early, next_to_it, last, later, other = (Skip(*place, "") for place in places)
     skips = [other, later, last, next_to_it, early]
-    assert [*list_skips_done(skips, RunState(phase=1, phase_step=4))] == [early, next_to_it, last]
-    assert [*list_skips_done(skips, RunState(phase=1, phase_step=3))] == [early, next_to_it]
-    assert [*list_skips_done(skips, RunState(phase=1, phase_step=2))] == [early]
-    assert [*list_skips_done(skips, RunState(phase=0, phase_step=3))] == []
+    wanted = {(1, 4): [early, next_to_it, last], (1, 3): [early, next_to_it], (1, 2): [early], (0, 3): []}
+    for (phase, step), done in wanted.items():
+        assert [*list_skips_done(skips, RunState(phase=phase, phase_step=step))] == done
 
 
 def test_the_log_is_taken_without_a_torn_line(tmp_path: Path) -> None:
@@ -76,7 +74,8 @@ def test_the_log_is_taken_without_a_torn_line(tmp_path: Path) -> None:
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
 
 
-refuse = Mock(side_effect=OSError(errno.EXDEV, os.strerror(errno.EXDEV)))
+def fail_with(number: int) -> Mock:
+    return Mock(side_effect=OSError(number, os.strerror(number)))
 
 
 @pytest.mark.parametrize("links", [True, False])
@@ -85,7 +84,7 @@ def test_a_checkpoint_is_taken_whole(
 ) -> None:
     """As second names, or as copies on another disk; what a killed start has left is thrown away."""
     if not links:
-        monkeypatch.setattr(os, "link", refuse)
+        monkeypatch.setattr(os, "link", fail_with(errno.EXDEV))
     saved = Saved.read(list_finished(straight)[2])
     folder = place.folder / "new" / FOLDER / saved.folder.name
     left = folder.with_name(folder.name + ".tmp")
@@ -98,20 +97,17 @@ def test_a_checkpoint_is_taken_whole(
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     for file in saved.record.files:
         assert os.path.samefile(saved.folder / file.path, folder / file.path) == links
-    assert find_fault(saved.folder) is None
-    assert Saved.read(saved.folder).run == saved.run, "the other run is as it was"
+    assert (find_fault(saved.folder), Saved.read(saved.folder).run) == (None, saved.run), "the other run is as it was"
 
 
 def test_a_full_disk_leaves_no_half_of_a_checkpoint(
     place: Place, straight: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fill = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-    monkeypatch.setattr(os, "link", refuse)
-    monkeypatch.setattr(shutil, "copyfileobj", fill)
+    monkeypatch.setattr(os, "link", fail_with(errno.EXDEV))
+    monkeypatch.setattr(shutil, "copyfileobj", fail_with(errno.ENOSPC))
     saved = Saved.read(list_finished(straight)[2])
     folder = place.folder / "new" / FOLDER / saved.folder.name
-    with pytest.raises(UserError, match="No space left on device\nmake room, or keep fewer checkpoints"):
-        take_checkpoint(saved, folder)
+    assert_refusal("No space left on device\nmake room, or keep fewer checkpoints", take_checkpoint, saved, folder)
     assert not [*folder.parent.iterdir()]
-    with pytest.raises(UserError, match="cannot be written: No space left on device"):
-        link_file(straight / "recipe.toml", place.folder / "copy")
+    copy = place.folder / "copy"
+    assert_refusal("cannot be written: No space left on device", link_file, straight / "recipe.toml", copy)

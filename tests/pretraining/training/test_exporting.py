@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.base_models import MNLI, task_weights, write_bert
-from support.commands import assert_refusal
-from support.shards import make_shards
-from support.transformers_models import PIECES, change_config, change_weights, our_weights, their_model
+from support.commands import run_main
+from support.training import Place
+from support.transformers_models import PIECES, SHAPE, change_config, change_weights, our_weights, same, their_model
 from support.watches import MemoryWatch
-from torch import Tensor
-from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification, AutoTokenizer, BertForMaskedLM
-from transformers import BertConfig as TheirConfig
-from transformers import BertModel as TheirEncoder
+from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml
@@ -43,28 +41,20 @@ from pretraining.training.finishing import describe_loading
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def data(shared: Place) -> Path:
     """A folder of shards."""
-    return make_shards(tmp_path_factory.mktemp("data") / "shards", documents=50)
-
-
-PHASES = (("short", 32), ("long", 64), ("later", 64))
+    return shared.data
 
 
 @pytest.fixture
 def shape(data: Path) -> Shape:
-    return Shape(2, 32, 2, 48, Manifest.read(data).vocabulary_size, positions=64)
+    return replace(SHAPE, vocabulary=Manifest.read(data).vocabulary_size, positions=64)
 
 
 @pytest.fixture
-def state(shape: Shape) -> dict[str, Tensor]:
-    return our_weights(shape=shape)
-
-
-@pytest.fixture
-def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run, whose checkpoint is these weights."""
-    summary = DataSummary.from_manifest(Manifest.read(data))
+def run(data: Path, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run, whose checkpoint is of the weights that are usual here."""
+    summary, state = DataSummary.from_manifest(Manifest.read(data)), our_weights(shape=shape)
 
     def read_run(run: Path, checkpoint: str | None, average: int | None) -> Exportable:
         if checkpoint not in (None, "last"):
@@ -77,17 +67,20 @@ def run(data: Path, shape: Shape, state: dict[str, Tensor], tmp_path: Path, monk
     return tmp_path / "run"
 
 
+def read_config(folder: Path, name: str) -> Any:
+    return json.loads((folder / "config.json").read_text())[name]
+
+
 @pytest.mark.parametrize(("objective", "warns"), [("ltr", True), ("rtl", False), ("mlm", False)])
 def test_who_exports_what_transformers_would_classify_with_is_warned(
-    objective: str, warns: bool, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    objective: str, warns: bool, data: Path, tmp_path: Path
 ) -> None:
     """Of a model that looks back alone transformers would read [CLS], which sees itself: one answer for all texts."""
     source, out = write_bert(tmp_path / "source", data, objective=objective), tmp_path / "out"
-    assert main([str(source), "--out", str(out)]) == 0
-    for text in (" ".join(capsys.readouterr().out.split()), (out / "README.md").read_text()):
+    for text in (run_main(main, source, "--out", out), (out / "README.md").read_text()):
         assert ("AutoModelForSequenceClassification" in text) == warns
     if warns:
-        classifier = AutoModelForSequenceClassification.from_pretrained(out).eval()
+        classifier = transformers.AutoModelForSequenceClassification.from_pretrained(out).eval()
         tokenizer = AutoTokenizer.from_pretrained(out)
         one, other = (classifier(**tokenizer(text, return_tensors="pt")).logits for text in ("a", "the river is"))
         assert torch.allclose(one, other, atol=1e-6)
@@ -107,36 +100,69 @@ def test_the_spread_of_new_weights_that_a_folder_names_is_kept(data: Path, tmp_p
     assert not {"initializer_range"} & read_folder(source)[0].values().keys()
     change_config(source, initializer_range=1.5)
     export(Export(source, out))
-    assert json.loads((out / "config.json").read_text())["initializer_range"] == 1.5
+    assert read_config(out, "initializer_range") == 1.5
     shape = StoredModel.open(str(out)).shape
     assert read_shape(shape.values()).initializer_range == 1.5
-    write_fine_tuned(
-        tmp_path / "tuned", shape, MNLI, task_weights(MNLI, shape=shape), read_vocabulary(data), "a card\n", {}, 16
-    )
-    assert json.loads((tmp_path / "tuned/config.json").read_text())["initializer_range"] == 1.5
+    tuned: Any = shape, MNLI, task_weights(MNLI, shape=shape), read_vocabulary(data), "a card\n", {}, 16
+    write_fine_tuned(tmp_path / "tuned", *tuned)
+    assert read_config(tmp_path / "tuned", "initializer_range") == 1.5
 
 
-def test_a_run_becomes_a_folder(
-    run: Path, state: dict[str, Tensor], shape: Shape, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_becomes_a_folder(run: Path, shape: Shape, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A trainer that exports goes on drawing the same random numbers."""
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
     assert main([str(run), "--out", str(tmp_path / "out")]) == 0
+    assert torch.equal(torch.rand(3), expected)
     said = capsys.readouterr()
     line = rf"exported {num_parameters(shape):,} parameters; logits read back by Cloze and transformers\s+agree to \de-"
     assert re.search(line, said.out)
     assert said.err == ""
     found, weights, missing = read_folder(tmp_path / "out")
     assert (found, missing) == (shape, ())
-    assert all(torch.equal(weights[name], state[name]) for name in state)
+    assert same(weights, our_weights(shape=shape))
     card = (tmp_path / "out/README.md").read_text()
     assert "\nlicense: mit\n" in card, "that of the recipe, where no other is given"
     assert "after step 8,601" in card
     assert "| longest text it was trained on | 32 pieces |" in card
     assert AutoTokenizer.from_pretrained(tmp_path / "out").model_max_length == 32
-    assert json.loads((tmp_path / "out/config.json").read_text())["max_position_embeddings"] == 64
+    assert read_config(tmp_path / "out", "max_position_embeddings") == 64
+
+
+def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In half precision against the rounded weights."""
+    monkeypatch.setitem(sys.modules, "transformers", None)  # so that importing it fails
+    done = export(Export(run, tmp_path / "alone", dtype="bfloat16"))
+    assert done.differences["Cloze"] < 1e-4, "of the rounded weights"
+    assert (*done.differences, "logits read back by Cloze agree" in str(done)) == ("Cloze", True)
+    assert {weight.dtype for weight in load_file(tmp_path / "alone/model.safetensors").values()} == {torch.bfloat16}
+    assert read_config(tmp_path / "alone", "dtype") == "bfloat16"
+
+
+def test_another_model_stays_and_mistakes_end_with_2(run: Path, tmp_path: Path) -> None:
+    out, other, encoder = tmp_path / "out", tmp_path / "other", tmp_path / "encoder"
+    for source, place in ((run, out), (run, out), (out, other)):
+        run_main(main, source, "--out", place)
+    their_model(transformers.BertModel).save_pretrained(encoder)
+    for words, said in [
+        ([run, "--out", other], f"{other}: exists"),
+        ([out, "--out", out, "--replace"], f"{out}: is what is read"),
+        ([tmp_path / "nowhere", "--out", tmp_path / "new"], "nowhere: no such folder"),
+        ([run, "--out", tmp_path / "new", "--checkpoint", "first"], "no checkpoint first"),
+        ([out, "--out", tmp_path / "new", "--checkpoint", "last"], "which has no checkpoints"),
+        ([encoder, "--out", tmp_path / "new"], "lacks masked_head, next_head"),
+    ]:
+        assert said in run_main(main, *words, code=2)
+    assert not (tmp_path / "new").exists()
+    run_main(main, run, "--out", other, "--replace", "--licence", "cc-by-4.0")
+    assert ModelCard.load(other / "README.md").data.license == "cc-by-4.0"
+    run_main(main, run, "--out", run / "exported")
 
 
 def test_the_card_has_the_recipe_of_what_was_trained() -> None:
-    phases = [{"name": name, "length": length, "batch": 8, "micro_batch": 4, "steps": 9} for name, length in PHASES]
+    named = ("short", 32), ("long", 64), ("later", 64)
+    phases = [{"name": name, "length": length, "batch": 8, "micro_batch": 4, "steps": 9} for name, length in named]
     recipe = Recipe.model_validate({"phases": phases, "parallel": {"zero": 2}})
     data = DataSummary({}, 100, {"64": 5, "64, held out": 1}, {}, "vocabulary", "fingerprint")
     run = RunRecord(RunState(phase=1, phase_step=3), recipe, data, None, [])
@@ -151,46 +177,12 @@ def test_the_card_has_the_recipe_of_what_was_trained() -> None:
     assert not {"cut_out_of", "micro_batch"} & long.keys()
 
 
-def test_another_model_stays(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, other = tmp_path / "out", tmp_path / "other"
-    for _ in range(2):
-        assert main([str(run), "--out", str(out)]) == 0
-    assert main([str(out), "--out", str(other)]) == 0
-    for given, place, said in [
-        ([str(run)], other, "exists"),
-        ([str(out), "--replace"], out, "is what is read"),
-    ]:
-        assert main([*given, "--out", str(place)]) == 2
-        assert f"{place}: {said}" in capsys.readouterr().err
-    assert main([str(run), "--out", str(other), "--replace", "--licence", "cc-by-4.0"]) == 0
-    assert ModelCard.load(other / "README.md").data.license == "cc-by-4.0"
-    assert main([str(run), "--out", str(run / "exported")]) == 0
-
-
-def test_mistakes_end_with_2(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(tmp_path / "out")]
-    for arguments, message in [
-        ([str(tmp_path / "nowhere")], "nowhere: no such folder"),
-        ([str(run), "--checkpoint", "first"], "no checkpoint first"),
-    ]:
-        assert main([*arguments, *out]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_half_precision_is_compared_with_the_rounded_weights(run: Path, tmp_path: Path) -> None:
-    assert export(Export(run, tmp_path / "out", dtype="bfloat16")).differences["Cloze"] < 1e-4
-    assert {weight.dtype for weight in load_file(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "out/config.json").read_text())["dtype"] == "bfloat16"
-
-
 def test_an_export_is_exported_again(run: Path, tmp_path: Path) -> None:
     export(Export(run, tmp_path / "out"))
     (tmp_path / "out/modules.json").write_text("[]")
     export(Export(tmp_path / "out", tmp_path / "again"))
     assert (tmp_path / "again/modules.json").read_text() != "[]"
     assert (tmp_path / "again/model.safetensors").read_bytes() == (tmp_path / "out/model.safetensors").read_bytes()
-    assert_refusal("which has no checkpoints", export, Export(tmp_path / "out", tmp_path / "again", checkpoint="last"))
 
 
 def test_what_transformers_saves_of_an_export_is_exported(run: Path, tmp_path: Path) -> None:
@@ -203,15 +195,13 @@ def test_what_transformers_saves_of_an_export_is_exported(run: Path, tmp_path: P
     tokenizer.save_pretrained(saved)
     assert not (saved / "vocab.txt").exists()
     assert "left out: 8 rows of the embeddings, which belong to no piece" in str(export(Export(saved, again)))
-    wanted, found = (load_file(folder / "model.safetensors") for folder in (out, again))
-    assert wanted.keys() == found.keys()
-    assert all(torch.equal(weight, found[name]) for name, weight in wanted.items())
+    assert same(*(load_file(folder / "model.safetensors") for folder in (out, again)))
     assert (again / "vocab.txt").read_bytes() == (out / "vocab.txt").read_bytes()
 
 
 @pytest.mark.parametrize(("pooler", "said", "length"), [(False, 24, 24), (True, 10**30, 40), (False, None, 40)])
 def test_a_masked_language_model_of_transformers_is_exported(
-    pooler: bool, said: int | None, length: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pooler: bool, said: int | None, length: int, tmp_path: Path
 ) -> None:
     """Also with the pooler that older versions saved, and cut where its own tokenizer does and it has positions."""
     theirs, out = tmp_path / "theirs", tmp_path / "out"
@@ -222,40 +212,16 @@ def test_a_masked_language_model_of_transformers_is_exported(
         change_weights(theirs, lambda state: state.update(unused))
     config = json.loads((theirs / "tokenizer_config.json").read_text())
     (theirs / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": said}))
-    assert main([str(theirs), "--out", str(out)]) == 0
-    assert ("left out: pooler, half of the head for next sentences" in capsys.readouterr().out) == pooler
+    told = run_main(main, theirs, "--out", out)
+    assert ("left out: pooler, half of the head for next sentences" in told) == pooler
     kind: Any = BertForMaskedLM
     model, report = kind.from_pretrained(out, output_loading_info=True)
     assert not any(report.values())
-    wanted = their_model(BertForMaskedLM).state_dict()
-    assert all(torch.equal(weight, wanted[name]) for name, weight in model.state_dict().items())
+    assert same(model.state_dict(), their_model(BertForMaskedLM).state_dict())
     assert AutoTokenizer.from_pretrained(out).model_max_length == length
     card = (out / "README.md").read_text()
     assert f"| longest text | {length} pieces |" in card
     assert "AutoModelForMaskedLM.from_pretrained" in card
-
-
-def test_an_encoder_alone_is_not_exported(tmp_path: Path) -> None:
-    config = TheirConfig(
-        vocab_size=99, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
-    )
-    TheirEncoder(config).save_pretrained(tmp_path / "encoder")
-    assert_refusal("lacks masked_head, next_head", export, Export(tmp_path / "encoder", tmp_path / "out"))
-
-
-def test_a_trainer_goes_on_drawing_the_same_numbers(run: Path, tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    export(Export(run, tmp_path / "out"))
-    assert torch.equal(torch.rand(3), expected)
-
-
-def test_without_transformers_we_check_by_ourselves(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)  # so that importing it fails
-    done = export(Export(run, tmp_path / "out"))
-    assert [*done.differences] == ["Cloze"]
-    assert str(done).endswith("logits read back by Cloze agree exactly")
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -36,40 +35,27 @@ def test_a_guard_names_the_first_thing_wrong() -> None:
     add(guard, 7, [GOOD, GOOD], 1.0)
     add(guard, 8, [GOOD, BAD], 1.0)
     add(guard, 9, [BAD, BAD], math.nan)
-    found = guard.first_fault()
-    text = "the loss is inf at step 8 on rank 1, of shard 0 row 4, shard 0 row 5"
-    assert found == Finding(8, 18, text)
-    assert guard.first_fault() is None
-
-
-def test_a_loss_says_more_than_a_gradient() -> None:
-    guard = Guard(1, 2, spike=2.0, scaled=False)
-    add(guard, 8, [GOOD, BAD], 1.0)
     loss = guard.first_fault()
+    assert loss == Finding(8, 18, "the loss is inf at step 8 on rank 1, of shard 0 row 4, shard 0 row 5")
+    assert guard.first_fault() is None
     add(guard, 8, [GOOD, GOOD], math.nan)
     gradient = guard.first_fault()
     assert gradient is not None
-    assert choose_first([gradient, None, loss]) == loss
+    assert choose_first([gradient, None, loss]) == loss, "it says more"
 
 
 def test_a_gradient_of_several_ranks_is_blamed_on_none() -> None:
-    texts = []
-    for rank, ranks in ((0, 1), (0, 2), (1, 2)):
-        guard = Guard(rank, ranks, spike=2.0, scaled=False)
+    """Where the loss is scaled, one that overflows lowers the scale, and is no fault."""
+    guards = [Guard(*place, spike=2.0, scaled=False) for place in ((0, 1), (0, 2), (1, 2))]
+    scaled = Guard(1, 2, spike=2.0, scaled=True)
+    for guard in (*guards, scaled):
         add(guard, 8, [GOOD, GOOD], math.nan)
-        found = guard.first_fault()
-        assert found is not None
-        texts.append(found.text)
-    assert "rank 0 had shard 0 row 1" in texts[0]
-    assert texts[1] == texts[2]
-    assert "not known which of 2 ranks" in texts[1]
-    assert "row" not in texts[1]
-
-
-def test_where_the_loss_is_scaled_a_gradient_that_overflows_lowers_the_scale() -> None:
-    guard = Guard(1, 2, spike=2.0, scaled=True)
-    add(guard, 7, [GOOD, GOOD], math.inf)
-    assert guard.first_fault() is None
+    alone, first, second = (str(guard.first_fault()) for guard in guards)
+    assert "rank 0 had shard 0 row 1" in alone
+    assert first == second
+    assert "not known which of 2 ranks" in first
+    assert "row" not in first
+    assert scaled.first_fault() is None
 
 
 @pytest.mark.usefixtures("alone")
@@ -112,20 +98,13 @@ def test_copied_positions_repeat_those_that_are_trained() -> None:
 @pytest.mark.parametrize("last", [6, 7])
 def test_a_phase_that_ends_where_it_was_scored_asks_the_pairs_alone(last: int) -> None:
     """By the clock it may; what it scored before stays, for the card of the model."""
-    asked, written = list[tuple[bool, bool]](), list[EvaluationRecord]()
-
-    def evaluate(_: object, step: int, *arguments: Any) -> EvaluationRecord:
-        asked.append(arguments[1:])
-        return EvaluationRecord(step, 1, {"pairs_accuracy": 0.75}, 0, 2.0, ["pairs"])
-
-    watch = SimpleNamespace(pause=nullcontext)
+    pairs = EvaluationRecord(7, 1, {"pairs_accuracy": 0.75}, 0, 2.0, ["pairs"])
     scores = EvaluationRecord(last, 1, {"masked_loss": 5.0}, 64, 1.0, ["masked"])
-    trainer: Any = SimpleNamespace(scores=scores, state=SimpleNamespace(step=7), engine=None)
-    trainer.meter, trainer.log = SimpleNamespace(watch=watch), SimpleNamespace(write=written.append)
-    trainer.show_progress = trainer.mark_or_give_up = lambda *_: None
-    phase: Any = SimpleNamespace(number=0, evaluate=evaluate)
+    trainer, phase = Mock(scores=scores), Mock(number=0, evaluate=Mock(return_value=pairs))
+    trainer.state.step, trainer.meter.watch.pause = 7, nullcontext
     Trainer.evaluate(trainer, phase, ends=True)
-    assert asked == [(last < 7, True)]
-    assert [dict(record.learns) for record in written] == [{"pairs_accuracy": 0.75}]
+    [asked], [written] = phase.evaluate.call_args_list, trainer.log.write.call_args_list
+    assert asked.args[3:] == (last < 7, True)
+    assert dict(written.args[0].learns) == {"pairs_accuracy": 0.75}
     expected = {"masked_loss": 5.0, "pairs_accuracy": 0.75} if last == 7 else {"pairs_accuracy": 0.75}
     assert (dict(trainer.scores.learns), trainer.scores.scored_examples) == (expected, 64 if last == 7 else 0)

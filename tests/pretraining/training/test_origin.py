@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from support.base_models import swapped, write_bert
+from support.commands import assert_refusal
 from support.transformers_models import PIECES
 from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM, BertModel
 
-from data_prep.common.errors import UserError
 from data_prep.vocabulary.kinds.bytelevel import KIND, make_vocabulary
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -43,10 +43,8 @@ def test_text_without_new_words_has_the_logits_that_it_had(tmp_path: Path) -> No
     """Exported and loaded in transformers: embeddings and biases of new pieces are the means of those they replace."""
     bert = write_bert(tmp_path / "bert", BASE)
     model, said = begun(bert, MORE, positions=80)
-    assert said == (
-        f"begins with {bert}: 2 layers of 32, {len(PIECES)} pieces; "
-        "anew: positions 64 to 79, 3 pieces, each the mean of those that it replaces"
-    )
+    begins = f"begins with {bert}: 2 layers of 32, {len(PIECES)} pieces"
+    assert said == f"{begins}; anew: positions 64 to 79, 3 pieces, each the mean of those that it replaces"
     MORE.write(tmp_path / "more")
     write_folder(tmp_path / "out", model.shape, model.state_dict(), tmp_path / "more", "a card\n")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -60,15 +58,13 @@ def test_text_without_new_words_has_the_logits_that_it_had(tmp_path: Path) -> No
     was, now = (each.get_input_embeddings().weight.detach() for each in (old, new))
     assert torch.equal(now[: len(PIECES)], was)
     letters = [PIECES.index(piece) for piece in ("r", "##i", "##v", "##e", "##r")]
-    assert torch.allclose(now[len(PIECES)], was[letters].mean(0))
-    assert torch.allclose(now[len(PIECES) + 1], was.mean(0), atol=1e-6)  # no piece has its character
-    assert torch.allclose(now[len(PIECES) + 2], was[PIECES.index("e")])
+    means = was[letters].mean(0), was.mean(0), was[PIECES.index("e")]  # of the second, no piece has its character
+    assert torch.allclose(now[len(PIECES) : len(MORE)], torch.stack(means), atol=1e-6)
     bias = new.cls.predictions.bias.detach()
     assert torch.allclose(bias[len(PIECES)], old.cls.predictions.bias[letters].mean())
 
 
 def test_rows_without_a_piece_and_the_padding_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "vocabulary").mkdir()
     bert = write_bert(tmp_path / "bert", BASE)
     few = WordPiece(PIECES[:-7], cased=False)
     few.write(bert)
@@ -82,8 +78,8 @@ def test_rows_without_a_piece_and_the_padding_are_left_out(tmp_path: Path) -> No
 def test_an_encoder_without_heads(tmp_path: Path) -> None:
     bert = write_bert(tmp_path / "bert", BASE)
     BertModel.from_pretrained(bert).save_pretrained(tmp_path / "encoder")
-    with pytest.raises(UserError, match=r"neither vocab.txt nor tokenizer.json: copy them from where the model comes"):
-        StoredModel.open(str(tmp_path / "encoder"))
+    told = r"neither vocab.txt nor tokenizer.json: copy them from where the model comes"
+    assert_refusal(told, StoredModel.open, str(tmp_path / "encoder"))
     BASE.write(tmp_path / "encoder")
     model, said = begun(tmp_path / "encoder", MORE)
     assert "anew: masked head, next-sentence head, 3 pieces" in said
@@ -97,28 +93,26 @@ def test_text_was_as_long_as_the_tokenizer_lets_through_and_more_pieces_than_row
     config.write_text(config.read_text().replace('"model_max_length": 64', '"model_max_length": 48'))
     assert (StoredModel.open(str(bert)).trained, StoredModel.open(str(bert)).known) == (48, 64)
     MORE.write(bert)
-    with pytest.raises(UserError, match="102 pieces, but the model has only 99"):
-        StoredModel.open(str(bert))
+    assert_refusal("102 pieces, but the model has only 99", StoredModel.open, str(bert))
 
 
 def test_the_first_piece_that_differs_is_named(tmp_path: Path) -> None:
-    origin = StoredModel.open(str(write_bert(tmp_path / "bert", BASE)))
-    assert find_difference(origin, BASE) is None
-    assert find_difference(origin, MORE) is None
-    said = f"piece 20 is {PIECES[20]!r} in {origin.name} and {PIECES[30]!r} in the data"
-    assert find_difference(origin, swapped(BASE, 20, 30)) == said
-    assert "the data only the first 99 of them" in str(find_difference(replace(origin, vocabulary=MORE), BASE))
-    pieces = KIND.make_up(300, cased=True)
-    said = f"the vocabulary of {origin.name} is WordPiece, uncased, that of the data byte-level BPE, cased"
-    assert find_difference(origin, pieces) == said
+    origin, pieces = StoredModel.open(str(write_bert(tmp_path / "bert", BASE))), KIND.make_up(300, cased=True)
     theirs, table = replace(origin, vocabulary=pieces), json.loads(pieces.list_contents()["tokenizer.json"])
     table["pre_tokenizer"]["add_prefix_space"] = True
-    other = make_vocabulary(table, {}, tmp_path)
-    assert find_difference(theirs, pieces) is None
-    assert find_difference(theirs, other) == f"the data cuts text with the pieces of {origin.name} in another way"
-    assert "is WordPiece, uncased, that of the data WordPiece, cased" in str(
-        find_difference(origin, WordPiece(PIECES, cased=True))
-    )
+    for base, vocabulary, said in (
+        (origin, BASE, None),
+        (origin, MORE, None),
+        (theirs, pieces, None),
+        (origin, swapped(BASE, 20, 30), f"piece 20 is {PIECES[20]!r} in NAME and {PIECES[30]!r} in the data"),
+        (replace(origin, vocabulary=MORE), BASE, "NAME has 102 pieces, the data only the first 99 of them"),
+        (origin, pieces, "the vocabulary of NAME is WordPiece, uncased, that of the data byte-level BPE, cased"),
+        (origin, WordPiece(PIECES, cased=True), "NAME is WordPiece, uncased, that of the data WordPiece, cased"),
+        (theirs, make_vocabulary(table, {}, tmp_path), "the data cuts text with the pieces of NAME in another way"),
+    ):
+        found = find_difference(base, vocabulary)
+        assert (found is None) == (said is None)
+        assert str(said).replace("NAME", origin.name) in str(found)
 
 
 @pytest.mark.parametrize("name", [name for name, objective in objectives().items() if objective.sees != "both"])
