@@ -184,7 +184,7 @@ def make_hostile(many: int) -> list[str]:
     """Makes texts that take hours where time is not linear."""
     words = "x " * 3 * many
     return [
-        "{{lang|fr|" * many + "x " * 2 * many + "}}" * many,
+        "{{lang|fr|" * 4 * many + "x " * 8 * many + "}}" * 4 * many,
         "{{nowrap|[[a|" * (many // 2) + "x " * 2 * many + "]]}}" * (many // 2),
         "{{nowrap|" + "{{lang|fr|a|b=c}} " * many + "}}",
         "{{convert|" + "5|to|" * 2 * many + "5|km}}",
