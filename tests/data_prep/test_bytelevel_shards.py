@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import write_wiki
 from support.commands import run_main
-from support.sharding import run, tree
+from support.shards import run, tree
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from conftest import WORDS
 from support.commands import run_main
-from support.sharding import read_examples, tree
+from support.shards import read_examples, tree
 
 from data_prep import shard
 from data_prep.arrow_files import map_batches, read_shard

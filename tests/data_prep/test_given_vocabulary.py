@@ -9,7 +9,7 @@ import pytest
 from conftest import write_wiki
 from support.base_models import write_bert
 from support.hub import publish_model
-from support.sharding import command, run, tree
+from support.shards import command, run, tree
 from support.website import Site
 from transformers import AutoTokenizer
 

@@ -14,7 +14,7 @@ import pytest
 from support.commands import run_main
 from support.damage import flip, truncate
 from support.marks import slow
-from support.sharding import interrupted_at, tree, write_sources
+from support.shards import interrupted_at, tree, write_sources
 
 from data_prep import origins, shard, show, verify
 from data_prep.arrow_files import write_batches

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import sentence, write_wiki
 from support.commands import run_main
-from support.sharding import SETTINGS, interrupted_at, run, tree
+from support.shards import SETTINGS, interrupted_at, run, tree
 
 from data_prep import shard, verify
 from data_prep.arrow_files import map_batches

@@ -14,7 +14,7 @@ import pytest
 from conftest import sentence, write_wiki
 from support.commands import run_main
 from support.marks import slow
-from support.sharding import SETTINGS, interrupted_at, run, tree
+from support.shards import SETTINGS, interrupted_at, run, tree
 
 from data_prep import shard, show, verify
 from data_prep.examples import making, merging, parts

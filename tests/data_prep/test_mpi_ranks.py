@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, write_wiki
 from support.commands import has_ended, start, wait_for
 from support.marks import slow
-from support.sharding import command
+from support.shards import command
 
 from data_prep.work import WorkFolder
 

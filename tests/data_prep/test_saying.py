@@ -18,7 +18,7 @@ import pytest
 from conftest import sentence, write_wiki
 from support.commands import run_main
 from support.marks import slow
-from support.sharding import SETTINGS, command, run
+from support.shards import SETTINGS, command, run
 
 from data_prep import shard
 from data_prep.pipeline.forecast import Amount, Costs, format_size, plan_steps

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import run_main
 from support.segments import SEED, all_rows, corpus_of, pool_of
-from support.sharding import tree, write_sources
+from support.shards import tree, write_sources
 
 from data_prep import shard
 from data_prep.arrow_files import map_batches

@@ -12,7 +12,7 @@ import pytest
 from conftest import write_wiki
 from support.commands import run_main
 from support.damage import flip, truncate
-from support.sharding import interrupted_at
+from support.shards import interrupted_at
 
 from data_prep import shard, show, verify
 from data_prep.arrow_files import read_shard

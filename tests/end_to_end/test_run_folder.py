@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import write_wiki
 from support.base_models import swapped
-from support.sharding import run as shard
+from support.shards import run as shard
 from support.training import (
     ENDLESS,
     SAVES,

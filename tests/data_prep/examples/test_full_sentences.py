@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.commands import run_main
 from support.original import words_of
 from support.segments import LENGTHS, SEED, SHORT, Sizes, all_rows, corpus_of, document_sizes, first_of_each, varied
-from support.sharding import interrupted_at, run, tree
+from support.shards import interrupted_at, run, tree
 
 from data_prep import shard, shards, show, verify
 from data_prep.arrow_files import read_shard

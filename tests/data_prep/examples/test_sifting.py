@@ -14,7 +14,7 @@ from conftest import sentence
 from hypothesis import example, given
 from hypothesis import strategies as st
 from support.commands import run_main
-from support.sharding import read_examples, run, tree
+from support.shards import read_examples, run, tree
 
 from data_prep import verify
 from data_prep.arrow_files import map_batches

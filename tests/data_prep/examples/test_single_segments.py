@@ -26,7 +26,7 @@ from support.segments import (
     starts_of,
     varied,
 )
-from support.sharding import run
+from support.shards import run
 
 from data_prep.arrow_files import read_shard
 from data_prep.examples.pairs import plan_segments
