@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from conftest import write_wiki
 from support.commands import has_ended, wait_for
-from support.shards import begin, command, run, tree
+from support.shards import MPIRUN, begin, command, run, tree
 
 from data_prep.common import ranks
 from data_prep.readers import sources
@@ -41,14 +41,8 @@ def expected(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [3, 2])
 def test_mpi_ranks_write_the_same_bytes(number: int, corpus: Path, expected: dict[str, str], tmp_path: Path) -> None:
-    launch = [
-        str(Path(sys.executable).with_name("mpirun")),
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "-n",
-        str(number),
-    ]
-    done = subprocess.run([*launch, *command(corpus, tmp_path / "out")], capture_output=True, text=True, check=False)
+    words = [*MPIRUN, "-n", str(number), *command(corpus, tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "is ready, in" in done.stdout
     assert "\x1b" not in done.stdout  # though mpirun gives its ranks a pseudo-terminal

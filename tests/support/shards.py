@@ -27,6 +27,7 @@ from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.work import WorkFolder
 
 SETTINGS = ["--lengths", "32", "64", "--duplicates", "2", "--vocab-size", "300", "--shard-size", "128KB"]
+MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe"]
 SHORT = ["--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--shard-size", "64KB"]
 
 
