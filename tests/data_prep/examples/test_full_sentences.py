@@ -15,8 +15,18 @@ from conftest import write_wiki
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import run_main
-from support.original import words_of
-from support.segments import LENGTHS, SEED, SHORT, Sizes, all_rows, corpus_of, document_sizes, first_of_each, varied
+from support.corpora import (
+    LENGTHS,
+    SEED,
+    SHORT,
+    Sizes,
+    all_rows,
+    corpus_of,
+    document_sizes,
+    first_of_each,
+    group_words,
+    varied,
+)
 from support.shards import interrupted_at, run, tree
 
 from data_prep import shard, shards, show, verify
@@ -182,7 +192,7 @@ def test_masks_hide_whole_words_and_no_separator(data: Path) -> None:
     special, continues = load_vocabulary(data, False).special, load_vocabulary(data, False).continues
     for _, pieces, masks in read_restored(data, ShardSet(64, 1)):
         assert not {special.cls, special.sep} & {pieces[place] for place in masks}
-        for word in words_of(pieces, {special.cls, special.sep}, continues):
+        for word in group_words(pieces, {special.cls, special.sep}, continues):
             assert masks.issuperset(word) or not masks & set(word)
     run_main(verify.main, data)
 

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support import original
-from support.original import CHANCE, chance_alike
-from support.segments import (
+from support.corpora import (
+    CHANCE,
     LENGTHS,
     SEED,
     SHORT,
     Made,
     Sizes,
     all_rows,
+    chance_alike,
     copied,
     corpus_of,
     document_sizes,
@@ -27,6 +27,7 @@ from support.segments import (
     plan_of,
     pool_of,
     starts_of,
+    truncate_original,
     truncated,
     varied,
 )
@@ -120,7 +121,7 @@ def test_examples_fit_and_segments_are_parts_of_what_they_were(made: Made) -> No
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(5, 509), st.integers(0, 1000))
 def test_truncation_is_that_of_dropping_single_pieces(size_a: int, size_b: int, room: int, number: int) -> None:
     plan = truncated(plan_of(np.array([size_a]), np.array([size_b]), number), room)
-    a, b = original.truncate(list(range(size_a)), list(range(size_b)), room, Random(number))
+    a, b = truncate_original(list(range(size_a)), list(range(size_b)), room, Random(number))
     assert (plan.a_end - plan.a_start).tolist() == [len(a)]
     assert (plan.b_end - plan.b_start).tolist() == [len(b)]
 

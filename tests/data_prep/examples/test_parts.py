@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.original import CHANCE
+from support.corpora import CHANCE
 
 from data_prep.common.arrays import Array
 from data_prep.examples import merging, sifting

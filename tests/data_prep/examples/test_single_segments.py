@@ -12,8 +12,8 @@ from conftest import sentence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.original import CHANCE
-from support.segments import (
+from support.corpora import (
+    CHANCE,
     LENGTHS,
     ONE_PIECE_SENTENCES,
     SEED,

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.original import CHANCE
+from support.corpora import CHANCE
 
 from data_prep.common.arrays import Array
 from data_prep.examples.streams import begin_stream, count_heads, draw_below, draw_bits, draw_uniform

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.corpora import draw_corpus, draw_document, exact, mark, write_tokens
 from support.marks import slow
-from support.near_copies import draw_corpus, draw_document, exact, mark, write_tokens
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
