@@ -56,10 +56,9 @@ def test_types_are_the_smallest_and_nothing_may_be_missing(shards: Path) -> None
     schema = read_shard(shards / "length-48/duplicate-0/shard-00000.arrow").schema
     piece, position = pa.uint16(), pa.uint8()
     masked = pa.struct([pa.field("position", position, nullable=False), pa.field("piece", piece, nullable=False)])
-    lists = {
-        name: pa.list_(pa.field("item", item, nullable=False)) for name, item in (("pieces", piece), ("masked", masked))
-    }
-    columns = {**lists, "boundary": position, "random_next": pa.bool_(), "document": pa.uint8()}
+    pieces, masks = (pa.list_(pa.field("item", item, nullable=False)) for item in (piece, masked))
+    columns = {"pieces": pieces, "masked": masks, "boundary": position}
+    columns |= {"random_next": pa.bool_(), "document": pa.uint8()}
     assert schema == pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 

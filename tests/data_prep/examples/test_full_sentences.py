@@ -27,9 +27,9 @@ from support.corpora import (
     group_words,
     varied,
 )
-from support.shards import interrupted_at, run, tree
+from support.shards import interrupted_at, make, run, tree
 
-from data_prep import shard, shards, show, verify
+from data_prep import shards, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -99,14 +99,14 @@ def chosen_documents(draw: st.DrawFn) -> tuple[Sizes, Array]:
     return documents, np.array(rows, np.int64)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(chosen_documents(), LENGTHS)
 def test_sentences_are_packed_as_the_paper_says(chosen: tuple[Sizes, Array], length: int) -> None:
     corpus, rows = corpus_of(chosen[0]), chosen[1]
     assert plan(corpus, rows, length) == [*pack_sentences(corpus, rows, length - 2, SEPARATOR)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(chosen_documents(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_no_piece_is_lost_and_no_separator_is_at_an_end(
     chosen: tuple[Sizes, Array], length: int, short: float, seed: int
@@ -244,7 +244,7 @@ def test_a_rate_that_very_short_documents_cannot_have_is_refused(data: Path) -> 
 
 
 def test_an_example_is_shown_with_its_documents(data: Path) -> None:
-    for index in range(20):
+    for index in range(3):
         example, _ = find_example(Wanted(data, index=index))
         said = run_main(show.main, data, "--index", index)
         assert f"no B; document {example.document} wiki" in said
@@ -257,8 +257,8 @@ def test_a_version_that_does_not_know_them_refuses_them(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1.0.0 read format 1 alone. An early folder of that number is read here, and other shards keep it."""
-    run_main(shard.main, "--from", data, "--out", tmp_path / "other", "--workers", "1", "--lengths", "64")
-    assert (Manifest.read(data).format, Manifest.read(tmp_path / "other").format) == (2, 1)
+    other = make(tmp_path / "other", "--from", data, "--lengths", "64", "--duplicates", "1")
+    assert (Manifest.read(data).format, Manifest.read(other).format) == (2, 1)
     content = {**json.loads((data / MANIFEST).read_text()), "format": 1}
     early = Path(shutil.copytree(data, tmp_path / "early"))
     seal(content)
@@ -272,8 +272,8 @@ def test_a_version_that_does_not_know_them_refuses_them(
 def test_fewer_places_are_empty_than_with_single_documents(data: Path, tmp_path: Path) -> None:
     """All of the text is in the examples either way."""
     words = ("--pairs", "none", "--short-probability", "0", "--lengths", "64", "--validation", "0.2")
-    run_main(shard.main, "--from", data, "--out", tmp_path / "single", "--workers", "1", "--duplicates", "1", *words)
-    both = [Manifest.read(folder).figures[0] for folder in (data, tmp_path / "single")]
+    alone = make(tmp_path / "single", "--from", data, "--duplicates", "1", *words)
+    both = [Manifest.read(folder).figures[0] for folder in (data, alone)]
     full, single = (one.pieces / (64 * one.examples) for one in both)
     assert full > single + 0.05
     assert all(one.own == one.text == both[0].text for one in both)

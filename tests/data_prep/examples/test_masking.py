@@ -117,7 +117,7 @@ def test_every_length_gets_its_predictions(most: int) -> None:
 # Which
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
 def test_the_masks_of_any_example(example: tuple[Array, int], masking: Masking, number: int) -> None:
     """Labels put back give the example, no special piece is masked, and words are masked whole while they fit."""

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from conftest import sentence
 from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import run_main
 from support.damage import flip
+from support.shards import make
 from tokenizers import Tokenizer
 
-from data_prep import shard, show, verify
-from data_prep.arrow_files import read_shard
+from data_prep import show, verify
+from data_prep.arrow_files import map_batches, read_shard
 from data_prep.common.files import FileRecord
 from data_prep.inspection.figures import list_reasons
 from data_prep.inspection.lookup import ShownExample, format_example, mark_pieces
@@ -91,8 +91,7 @@ class ShownPage(HTMLParser):
 EVIL = "<script>alert('x')</script> \"quoted\" & more"
 LONG = "x" * 400
 """The end of a title that is cut, that of the first near copy."""
-SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
-SETTINGS += ["--validation", "0.02"]
+SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--validation", "0.02"]
 CHOICE = ["--drop-copies", "--near-copies", "0.8", "--max-share", "numbers=0.1", "--weight", "pages=2"]
 Cut = dict[str, list[list[str]]]
 """The pieces of the documents of sources."""
@@ -125,8 +124,7 @@ def write(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    run_main(shard.main, *write(folder / "text"), "--out", folder / "out", *SETTINGS, *CHOICE)
-    return folder / "out"
+    return make(folder / "out", *write(folder / "text"), *SETTINGS, *CHOICE)
 
 
 @pytest.fixture
@@ -166,20 +164,15 @@ def test_sources_have_the_documents_and_pieces_of_the_text(page: ShownPage, cut:
     read = page.column("Table of sources", "documents read")
     assert {source: number(read[source]) for source in cut} == {source: len(some) for source, some in texts().items()}
     left = page.column("Table of sources", "documents left")
-    table = Counter(row["source"] for row in documents_of(made))
+    table = Counter(map_batches(made / "documents.arrow").read_all()["source"].to_pylist())
     assert number(left["pages"]) == 200 + 8
     assert number(left["numbers"]) == table["numbers"] < 90
     shares = page.column("Table of sources", "share")
     for source in cut:
         share = 100 * pieces[source] / sum(pieces.values())
         assert float(shares[source].rstrip("%")) == pytest.approx(share, abs=0.5)
-    assert page.column("Table of sources", "asked for")["pages"] == "2 times"
-    assert page.column("Table of sources", "asked for")["numbers"] == "at most 10%"
-
-
-def documents_of(folder: Path) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = pa.ipc.open_file(str(folder / "documents.arrow")).read_all().to_pylist()
-    return rows
+    asked = page.column("Table of sources", "asked for")
+    assert (asked["pages"], asked["numbers"]) == ("2 times", "at most 10%")
 
 
 def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: Cut) -> None:
@@ -258,17 +251,15 @@ def test_the_page_is_the_same_wherever_and_whenever_it_is_made(data: Path, made:
 
 
 def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path) -> None:
-    arguments = [*write(tmp_path / "text"), "--vocab-size", "200", "--documents-only", "--workers", "1"]
-    run_main(shard.main, *arguments, "--out", tmp_path / "only")
-    page = page_of(tmp_path / "only")
+    only = make(tmp_path / "only", *write(tmp_path / "text"), "--vocab-size", "200", "--documents-only")
+    page = page_of(only)
     assert page.anchors >= SECTIONS
     assert (page.text.count("There are no examples"), page.elements["article"]) == (2, 0)
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
-    shards = tmp_path / "shards"
-    run_main(shard.main, "--from", tmp_path / "only", "--out", shards, *SETTINGS[:3], "--workers", "1")
+    shards = make(tmp_path / "shards", "--from", only, *SETTINGS[:2], *SETTINGS[3:5])
     page = page_of(shards)
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
-    shutil.rmtree(tmp_path / "only")
+    shutil.rmtree(only)
     page = page_of(shards)
     assert "the folder that has them is gone" in page.text
     assert "The lengths of documents are not known" in page.text
