@@ -61,7 +61,7 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path) -> None:
     shutil.copytree(bad, copy, symlinks=True, ignore=shutil.ignore_patterns("h.*"))
     os.mkfifo(copy / "h.jsonl")
     said = tell(tmp_path / "out", "--docs", bad, *SHORT, "--errors", "skip")
-    tell(tmp_path / "2", "--docs", copy, *SHORT, "--errors", "skip", "--workers", "2")
+    tell(tmp_path / "2", "--docs", copy, *SHORT, "--errors", "skip")
     assert tree(tmp_path / "out") == tree(tmp_path / "2")
     corpus = Manifest.read(tmp_path / "out").corpus
     skipped = sorted(fault.split(" (after")[0] for fault in corpus.skipped)

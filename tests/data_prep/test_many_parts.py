@@ -141,18 +141,13 @@ def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(doc
     finish(docs, out)
 
 
-@pytest.mark.parametrize("vocabulary", [slow("given"), "trained"])
-def test_an_added_file_is_taken_by_a_restart(vocabulary: str, docs: Path, out: Path, tmp_path: Path) -> None:
-    more = list[str]()
-    if vocabulary == "given":
-        prepare(docs, tmp_path / "other")
-        more = ["--vocab", str(tmp_path / "other")]
-    interrupt("shards", docs, out, *more)
+def test_an_added_file_is_taken_by_a_restart(docs: Path, out: Path) -> None:
+    interrupt("shards", docs, out)
     tokens = {line for line in repeated(out) if line.startswith(f"{out / KEPT}/")}
     (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
-    interrupt("examples", docs, out, *more)
-    assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)
-    finish(docs, out, *more)
+    interrupt("examples", docs, out)
+    assert len(tokens & repeated(out)) > 0.7 * len(tokens)
+    finish(docs, out)
     assert Manifest.read(out).corpus.documents == 25 * 10
 
 

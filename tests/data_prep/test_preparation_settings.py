@@ -103,7 +103,7 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(tmp_path: Path) ->
 
 
 def test_values_of_a_file_must_be_of_their_kind(tmp_path: Path) -> None:
-    allowed = ["workers = 2", "cased = true", "validation = 0"]
+    allowed = ["workers = 2", "cased = true", "validation = 0", 'text-field = ["x=body"]', 'text-field = "body"']
     refused = ['workers = "4"', "workers = 1.5", "seed = 1.9", "lengths = [128.7]", "mask-split = [90, 10]"]
     refused += ["cased = 1", 'config = "other.toml"', "vocab-size = 200\nvocab_size = 5000"]
 

@@ -92,16 +92,6 @@ def test_fields_and_formats_by_source(mine: Path, tmp_path: Path) -> None:
     assert settings["format"] == {"book": "sentences"}
 
 
-def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text(f'docs = ["{mine}"]\ntext-field = ["mine=body"]\nformat = "text"\n')
-    words = ["--config", config, "--documents-only"]
-    tell(tmp_path / "out", *words, "--text-field", "mine=headline", code=2)
-    tell(tmp_path / "out", *words)
-    settings = Manifest.read(tmp_path / "out").settings.as_json()
-    assert (settings["text_field"], settings["format"]) == ({"": "text", "mine": "body"}, "text")
-
-
 def test_a_wrong_field_is_no_text_to_skip(mine: Path, tmp_path: Path) -> None:
     """Where all of a format is left out, it is an error; a warning if the source has other documents."""
     (mine / "more.parquet").unlink()
