@@ -12,14 +12,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from conftest import WORDS
-from support.commands import run_main
-from support.sharding import read_examples, tree
+from support.shards import make, read_examples, tree
 
-from data_prep import shard
 from data_prep.arrow_files import map_batches, read_shard
 from data_prep.shards import KEPT, Manifest, ShardSet
 
 DOCUMENTS, LENGTH = 120, 48
+ASKED = ["--format", "sentences", "--lengths", str(LENGTH), "128", "--duplicates", "2", "--vocab-size", "400"]
+ASKED += ["--shard-size", "64KB"]
 
 
 @pytest.fixture(scope="module")
@@ -36,22 +36,15 @@ def marked_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def prepare(text: Path, out: Path, *more: str) -> Path:
-    arguments = ["--docs", str(text), "--out", str(out), "--format", "sentences", "--lengths", str(LENGTH), "128"]
-    code = shard.main([*arguments, "--workers", "1", "--vocab-size", "400", "--shard-size", "64KB", *more])
-    assert code == 0
-    return out
-
-
 @pytest.fixture(scope="module")
 def shards(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return prepare(marked_text, tmp_path_factory.mktemp("nsp") / "out", "--duplicates", "2", "--validation", "0.1")
+    return make(tmp_path_factory.mktemp("nsp") / "out", "--docs", marked_text, *ASKED, "--validation", "0.1")
 
 
 @pytest.fixture(scope="module")
 def unpaired(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    more = ("--duplicates", "2", "--pairs", "none", "--short-probability", "0", "--validation", "0")
-    return prepare(marked_text, tmp_path_factory.mktemp("none") / "out", *more)
+    more = ("--pairs", "none", "--short-probability", "0", "--validation", "0")
+    return make(tmp_path_factory.mktemp("none") / "out", "--docs", marked_text, *ASKED, *more)
 
 
 def marks(text: str) -> list[tuple[int, int]]:
@@ -63,16 +56,10 @@ def test_types_are_the_smallest_and_nothing_may_be_missing(shards: Path) -> None
     schema = read_shard(shards / "length-48/duplicate-0/shard-00000.arrow").schema
     piece, position = pa.uint16(), pa.uint8()
     masked = pa.struct([pa.field("position", position, nullable=False), pa.field("piece", piece, nullable=False)])
-    expected = pa.schema(
-        [
-            pa.field("pieces", pa.list_(pa.field("item", piece, nullable=False)), nullable=False),
-            pa.field("masked", pa.list_(pa.field("item", masked, nullable=False)), nullable=False),
-            pa.field("boundary", position, nullable=False),
-            pa.field("random_next", pa.bool_(), nullable=False),
-            pa.field("document", pa.uint8(), nullable=False),
-        ]
-    )
-    assert schema == expected
+    pieces, masks = (pa.list_(pa.field("item", item, nullable=False)) for item in (piece, masked))
+    columns = {"pieces": pieces, "masked": masks, "boundary": position}
+    columns |= {"random_next": pa.bool_(), "document": pa.uint8()}
+    assert schema == pa.schema([pa.field(name, kind, nullable=False) for name, kind in columns.items()])
 
 
 def test_b_follows_a_or_comes_from_another_document(shards: Path) -> None:
@@ -153,21 +140,10 @@ def test_the_table_of_documents_is_in_the_order_of_their_numbers(shards: Path) -
     assert {row["source"] for row in table} == {"text"}
 
 
-def test_whole_words_are_masked_whole(marked_text: Path, tmp_path: Path) -> None:
-    out = prepare(marked_text, tmp_path / "out", "--masking", "whole-word", "--duplicates", "1")
-    for example in read_examples(out, ShardSet(48, 0)):
-        chosen = {mask["position"] for mask in example["masked"]}
-        for position, piece in enumerate(example["restored"]):
-            before = position - (2 if position == example["boundary"] else 1)  # over the [SEP] at the end of A
-            if piece.startswith("##") and position > 1:
-                assert (position in chosen) == (before in chosen)
-
-
 @pytest.mark.slow
 @pytest.mark.realdata
 def test_a_stored_piece_takes_at_most_2_7_bytes(real_data: Path, tmp_path: Path) -> None:
-    arguments = ["--docs", str(real_data / "wiki/AA"), "--vocab", str(real_data / "vocab.txt")]
-    run_main(shard.main, *arguments, "--out", tmp_path / "out", "--duplicates", "1")
+    make(tmp_path / "out", "--docs", real_data / "wiki/AA", "--vocab", real_data / "vocab.txt", "--duplicates", "1")
     shutil.rmtree(tmp_path / "out" / KEPT)
     size = sum(path.stat().st_size for path in (tmp_path / "out").rglob("*") if path.is_file())
     assert size <= 2.7 * sum(figures.pieces for figures in Manifest.read(tmp_path / "out").figures)

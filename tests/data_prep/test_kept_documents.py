@@ -14,7 +14,7 @@ import pytest
 from support.commands import run_main
 from support.damage import flip, truncate
 from support.marks import slow
-from support.sharding import interrupted_at, tree, write_sources
+from support.shards import interrupted_at, make, tell, tree, write_sources
 
 from data_prep import origins, shard, show, verify
 from data_prep.arrow_files import write_batches
@@ -31,16 +31,6 @@ OTHERS = [
     ["--drop-copies", "--max-share", "wiki=0.6", "--seed", "3", "--validation", "0.1", "--weight", "more=2.5"],
     ["--pairs", "full-sentences", "--weight", "more=2"],
 ]
-
-
-def tell(out: Path, *words: object, code: int = 0) -> str:
-    """Runs shard.py, on one worker if nothing else is said; returns what it says."""
-    return run_main(shard.main, "--workers", "1", "--out", out, *words, code=code)
-
-
-def make(out: Path, *words: object, code: int = 0) -> Path:
-    tell(out, *words, code=code)
-    return out
 
 
 def shards(folder: Path) -> dict[str, str]:
@@ -85,7 +75,7 @@ def test_documents_alone_are_made_of_text_and_are_enough(docs: list[str], made: 
     sifted = make(tmp_path / "sifted", *words, *ASKED, *OTHERS[1])  # which has all, though it left some out
     assert tree(sifted / KEPT) == tree(made / KEPT)
     kept = Manifest.read(sifted).kept
-    assert (sum(file.rows for file in kept), {file.source for file in kept}) == (480, {"wiki", "more"})
+    assert (sum(file.rows for file in kept), {file.source for file in kept}) == (240, {"wiki", "more"})
     alone = make(tmp_path / "all of it", *words, "--documents-only")
     assert tree(alone / KEPT) == tree(made / KEPT)
     run_main(verify.main, alone)
@@ -102,28 +92,30 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(docs: list[str], 
     together = make(tmp_path / "together", "--docs", *docs, *ASKED, *vocabulary)
     wiki = make(tmp_path / "wiki", "--docs", docs[0], "--documents-only", *vocabulary)
     more = make(tmp_path / "more", "--docs", docs[1], "--documents-only", *vocabulary)
-    assert shards(make(tmp_path / "joined", "--from", wiki, "--from", more, *ASKED)) == shards(together)
+    joined = make(tmp_path / "joined", "--from", wiki, "--from", more, *ASKED)
     beside = make(tmp_path / "beside", "--from", wiki, "--docs", docs[1], *ASKED)
-    assert shards(beside) == shards(together)
+    again = make(tmp_path / "again", "--from", beside, *ASKED)
+    third = make(tmp_path / "third", "--from", again, *ASKED)
+    for folder in (joined, beside, again, third):
+        assert shards(folder) == shards(together)
+        assert Manifest.read(folder).fingerprint == Manifest.read(together).fingerprint
+    assert {file.source for file in Manifest.read(beside).kept} == {"more"}
+    assert shown(third, "Article 8") == shown(wiki, "Article 8")
+    assert Manifest.read(third).sources == Manifest.read(together).sources
     french = make(tmp_path / "french", "--from", wiki, "--docs", docs[1], *ASKED, "--language", "more=fr")
     assert Manifest.read(french).settings.language == {"more": "fr"}
-    assert {file.source for file in Manifest.read(beside).kept} == {"more"}
-    again = make(tmp_path / "again", "--from", beside, *ASKED)
-    assert shards(again) == shards(together)
-    third = make(tmp_path / "third", "--from", again, *ASKED)
-    assert (shards(third), shown(third, "Article 8")) == (shards(together), shown(wiki, "Article 8"))
-    assert Manifest.read(third).sources == Manifest.read(together).sources
-    joined = (tmp_path / name for name in ("joined", "beside", "again", "third"))
-    assert {Manifest.read(folder).fingerprint for folder in joined} == {Manifest.read(together).fingerprint}
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         (["--vocab-size", "30522"], "--vocab-size needs the text: the documents of --from are in pieces already"),
-        *((words, f"{words[0]} needs the text") for words in (["--cased"], ["--vocab", "x"], ["--extend", "9"])),
+        (["--cased"], "--cased needs the text"),
+        (["--vocab", "x"], "--vocab needs the text"),
+        (["--extend", "9"], "--extend needs the text"),
         (["--language", "de"], "--language needs the text: the documents of --from are in pieces already"),
-        *((["--" + name, "word"], f"--{name} needs the text") for name in ("formulas", "text-field")),
+        (["--formulas", "word"], "--formulas needs the text"),
+        (["--text-field", "word"], "--text-field needs the text"),
         (["--format", "text"], "--format needs the text"),
         (["--min-words", "9"], "--min-words needs the text"),
         (["--documents-only"], "--documents-only: those of --from are there already"),
@@ -243,7 +235,7 @@ def test_damaged_documents_are_named_or_left_out(damage: Callable[[Path], None],
     rest = tmp_path / "rest"
     assert f"left out: moved/{record.path}: " in tell(rest, "--from", moved, *ASKED, "--errors", "skip")
     corpus = Manifest.read(rest).corpus
-    assert corpus.documents == 480 - record.rows
+    assert corpus.documents == 240 - record.rows
     assert [fault for fault in corpus.skipped if fault.startswith(f"moved/{record.path}: ")]
     assert str(tmp_path) not in (rest / MANIFEST).read_text()
 
@@ -275,7 +267,7 @@ def test_a_document_is_shown_by_its_title_and_by_its_number(docs: list[str], mad
         assert told
         assert shown(folder, told[1]).startswith(f"{told[2]}: ")
     run_main(show.main, made, "--document", "Nobody", code=2)
-    assert "has 480 documents, from 0" in run_main(show.main, made, "--document", "480", code=2)
+    assert "has 240 documents, from 0" in run_main(show.main, made, "--document", "240", code=2)
     write_batches(fewer, DOCUMENTS, DOCUMENTS_SCHEMA, [])
     assert f"{DOCUMENTS}: no row 3; " in run_main(show.main, fewer, "--document", "3", code=2)
 
@@ -295,6 +287,5 @@ def test_a_title_of_digits_that_several_documents_have_is_refused(tmp_path: Path
         rows = [{"title": title, "text": f"All of {name}, {title}. It goes on."} for title in ("1984", *"pqrstuvwxyz")]
         (tmp_path / name / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     folder = make(tmp_path / "out", "--docs", tmp_path / "a", tmp_path / "b", *ASKED, "--vocab-size", "200")
-    assert "2 documents have this title; give the number of one" in run_main(
-        show.main, folder, "--document", "1984", code=2
-    )
+    said = run_main(show.main, folder, "--document", "1984", code=2)
+    assert "2 documents have this title; give the number of one" in said

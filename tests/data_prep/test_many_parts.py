@@ -11,12 +11,12 @@ from unittest.mock import Mock
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import sentence, write_wiki
+from conftest import write_wiki
 from support.commands import run_main
 from support.marks import slow
-from support.sharding import SETTINGS, interrupted_at, run, tree
+from support.shards import SHORT, draw_text, interrupted_at, run, tell, tree, write_rows
 
-from data_prep import shard, show, verify
+from data_prep import show, verify
 from data_prep.examples import making, merging, parts
 from data_prep.pipeline import steps
 from data_prep.readers import sources
@@ -53,8 +53,7 @@ def work_of(parts: int, folder: Path) -> tuple[int, int, int]:
         patched.setattr(sources, "LARGEST_BUNDLE", 4096)
         patched.setattr(pa.ipc, "open_file", opening)
         patched.setattr(np, "argsort", sorting)
-        more = ["--workers", "1", "--drop-copies", "--weight", "wiki=1.5", "--shard-size", "1GB"]
-        run(wiki, folder / "out", *more)
+        run(wiki, folder / "out", "--drop-copies", "--weight", "wiki=1.5", "--shard-size", "1GB")
     items = sum(len(call.args[0]) for call in sorting.call_args_list)
     return len(Manifest.read(folder / "out").kept), opening.call_count, items
 
@@ -79,44 +78,47 @@ def test_what_is_opened_and_sorted_grows_with_the_parts_alone(sizes: tuple[int, 
 def test_few_parts_stay_open_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wiki = write_wiki(tmp_path / "wiki", documents=120, files=8)
     monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 4096)
-    run(wiki, tmp_path / "all", "--workers", "1")
+    run(wiki, tmp_path / "all")
     monkeypatch.setattr(making, "MOST_SENTENCES", 100)
-    run(wiki, tmp_path / "few", "--workers", "1")
+    run(wiki, tmp_path / "few")
     assert tree(tmp_path / "few") == tree(tmp_path / "all")
 
 
 # Texts that change while a run is not finished
 
 
+def prepare(docs: Path, out: Path, *more: object, code: int = 0) -> str:
+    """Makes a few shards; returns what is said."""
+    return tell(out, "--docs", docs, *SHORT, *more, code=code)
+
+
 def interrupt(step: str, docs: Path, out: Path, *more: str) -> str:
     """Begins a run that is interrupted at the first task of a step; returns what it says."""
     with interrupted_at(step):
-        return run(docs, out, *more, code=130)
+        return prepare(docs, out, *more, code=130)
 
 
 @pytest.fixture
 def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The output folder of a run whose tasks read 64 kB at most."""
-    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 16)
-    monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 16)
+    """The output folder of a run whose tasks read 16 kB at most."""
+    monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 14)
+    monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 14)
     return tmp_path / "out"
 
 
 @pytest.fixture
 def docs(tmp_path: Path) -> Path:
     """Writes two dozen files, of which some tasks have several and one only a part."""
-    folder, draw = tmp_path / "docs", random.Random(8)
-    folder.mkdir()
+    draw = random.Random(8)
     for number in range(24):
-        lines = (json.dumps({"text": " ".join(sentence(draw) for _ in range(12))}) for _ in range(40))
-        (folder / f"{number:02}.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
+        write_rows(tmp_path / "docs" / f"{number:02}.jsonl", [draw_text(draw, 12) for _ in range(10)])
+    return tmp_path / "docs"
 
 
 def finish(docs: Path, out: Path, *more: str) -> str:
     """Goes on with a run, which writes what a run that begins now would write; returns what it says."""
-    said = run(docs, out, *more)
-    run(docs, out.with_name("fresh"), *more)
+    said = prepare(docs, out, *more)
+    prepare(docs, out.with_name("fresh"), *more)
     assert tree(out) == tree(out.with_name("fresh"))
     return said
 
@@ -130,7 +132,7 @@ def repeated(folder: Path) -> set[str]:
 def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(docs: Path, out: Path) -> None:
     whole = (docs / "20.jsonl").read_text()
     (docs / "20.jsonl").write_text(whole[:-30])
-    assert "20.jsonl: byte" in run(docs, out, code=2)
+    assert "20.jsonl: byte" in prepare(docs, out, code=2)
     before = repeated(out)
     assert len(before) > 5
     (docs / "20.jsonl").write_text(whole)
@@ -139,25 +141,20 @@ def test_a_repaired_file_is_taken_by_a_restart_that_reads_the_others_no_more(doc
     finish(docs, out)
 
 
-@pytest.mark.parametrize("vocabulary", [slow("given"), "trained"])
-def test_an_added_file_is_taken_by_a_restart(vocabulary: str, docs: Path, out: Path, tmp_path: Path) -> None:
-    more = list[str]()
-    if vocabulary == "given":
-        run(docs, tmp_path / "other")
-        more = ["--vocab", str(tmp_path / "other")]
-    interrupt("shards", docs, out, *more)
+def test_an_added_file_is_taken_by_a_restart(docs: Path, out: Path) -> None:
+    interrupt("shards", docs, out)
     tokens = {line for line in repeated(out) if line.startswith(f"{out / KEPT}/")}
     (docs / "11b.jsonl").write_text((docs / "11.jsonl").read_text().replace("a", "e"))
-    interrupt("examples", docs, out, *more)
-    assert vocabulary == "trained" or len(tokens & repeated(out)) > 0.7 * len(tokens)
-    finish(docs, out, *more)
-    assert Manifest.read(out).corpus.documents == 25 * 40
+    interrupt("examples", docs, out)
+    assert len(tokens & repeated(out)) > 0.7 * len(tokens)
+    finish(docs, out)
+    assert Manifest.read(out).corpus.documents == 25 * 10
 
 
 def test_shards_of_a_text_that_changed_do_not_stay(docs: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(Manifest, "write", Mock(side_effect=KeyboardInterrupt))
-        run(docs, out, code=130)
+        prepare(docs, out, code=130)
     for number in range(12):
         (docs / f"{number:02}.jsonl").write_text('{"text": "Nothing."}\n')
     finish(docs, out)
@@ -177,20 +174,19 @@ def test_the_field_with_the_text_may_be_corrected(docs: Path, out: Path) -> None
 
 def test_files_that_are_gone_are_missed_where_much_is_lost_and_other_settings_refused(docs: Path, out: Path) -> None:
     interrupt("shards", docs, out)
-    text = (docs / "07.jsonl").read_text()
-    (docs / "07.jsonl").unlink()
-    assert "1 of the files that it was begun with are gone, such as 07.jsonl" in run(docs, out, code=2)
-    assert "--duplicates was 2, now 3" in run(docs, out, "--duplicates", "3", code=2)
-    run(docs, out, "--check")
-    (docs / "07.jsonl").write_text(text)
-    run(docs, out)
+    gone = (docs / "07.jsonl").rename(out.with_name("07.jsonl"))
+    assert "1 of the files that it was begun with are gone, such as 07.jsonl" in prepare(docs, out, code=2)
+    assert "--duplicates was 1, now 3" in prepare(docs, out, "--duplicates", "3", code=2)
+    prepare(docs, out, "--check")
+    gone.rename(docs / "07.jsonl")
+    prepare(docs, out)
 
 
 def test_a_source_without_text_that_is_added_costs_no_work(docs: Path, out: Path, tmp_path: Path) -> None:
     (tmp_path / "blank.md").write_text("# only\n\n## headings\n")
     interrupt("tokens", docs, out)
     before = repeated(out)
-    assert "no document in blank" in run(docs, out, "--docs", tmp_path / "blank.md", code=2)
+    assert "no document in blank" in prepare(docs, out, "--docs", tmp_path / "blank.md", code=2)
     interrupt("tokens", docs, out)
     assert repeated(out) == before
 
@@ -198,13 +194,12 @@ def test_a_source_without_text_that_is_added_costs_no_work(docs: Path, out: Path
 def test_sources_of_one_name_with_the_same_files_are_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "SMALLEST_BUNDLE", 1 << 10)
     monkeypatch.setattr(sources, "LARGEST_BUNDLE", 1 << 10)
-    draw = random.Random(3)
-    text = " ".join(sentence(draw) for _ in range(300))
+    text = draw_text(random.Random(3), 300)
     for place in "xy":
         (tmp_path / place / "wiki").mkdir(parents=True)
         (tmp_path / place / "wiki" / "a.txt").write_text(text)
     docs = [str(tmp_path / place / "wiki") for place in "xy"]
-    run_main(shard.main, "--docs", *docs, "--out", tmp_path / "out", "--workers", "2", *SETTINGS)
+    tell(tmp_path / "out", "--docs", *docs, *SHORT)
     assert Manifest.read(tmp_path / "out").corpus.documents == 2
     bundles = sources.make_bundles(sources.find_files(docs))
     assert len({bundle.name for bundle in bundles}) == len(bundles) == 2

@@ -15,11 +15,10 @@ import pytest
 from conftest import ROOT, write_wiki
 from support.commands import has_ended, start, wait_for
 from support.marks import slow
-from support.sharding import command
+from support.shards import MPIRUN, command
 
 from data_prep.work import WorkFolder
 
-MPIRUN = [str(Path(sys.executable).with_name("mpirun")), "--allow-run-as-root", "--oversubscribe"]
 RANK = "OMPI_COMM_WORLD_RANK"
 PATIENT = """
 import os, subprocess, sys, time

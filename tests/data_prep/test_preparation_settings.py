@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import WORDS, sentence
+from conftest import WORDS, sentence, write_wiki
 from support.commands import run_main
 from support.reading import page, wiki_dump
-from support.sharding import command, run
+from support.shards import SHORT, command, make, run, tell
 
 from data_prep import shard
 from data_prep.common.errors import UserError
@@ -21,12 +21,17 @@ from data_prep.settings import find_faults, read_config
 from data_prep.shards import Manifest
 
 
+@pytest.fixture
+def wiki(tmp_path: Path) -> Path:
+    """A small text, in the folder `wiki`."""
+    return write_wiki(tmp_path / "wiki", documents=12, files=1)
+
+
 def test_settings_of_a_file_yield_to_flags(wiki: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without --out, the folder is named after the text."""
     config = tmp_path / "shards.toml"
-    config.write_text(
-        f'docs = ["{wiki}"]\nlengths = [32]\nduplicates = 3\nvocab-size = 300\nworkers = 1\nmask_rate = 0.2\n'
-    )
+    few = "lengths = [32]\nduplicates = 3\nvocab-size = 300\nworkers = 1\nmask_rate = 0.2"
+    config.write_text(f'docs = ["{wiki}"]\n{few}\n')
     monkeypatch.chdir(tmp_path)
     run_main(shard.main, "--config", config, "--duplicates", "1")
     settings = Manifest.read(tmp_path / "data" / "wiki").settings
@@ -46,10 +51,8 @@ def test_settings_of_a_file_yield_to_flags(wiki: Path, tmp_path: Path, monkeypat
         ("--docs wiki --validation 1", "--validation 1.0: a share from 0, below 1"),
         ("--docs wiki --mask-rate nan", "--mask-rate nan: a share between 0 and 1"),
         ("--docs wiki --config nowhere.toml", "--config nowhere.toml: no such file"),
-        *(
-            (f"--docs wiki --vocab-size={size}", f"--vocab-size {size}: from 100 to 1000000; 30522 is usual")
-            for size in (-(2**40), 0, 3, 10**6 + 1, 10**30)
-        ),
+        ("--docs wiki --vocab-size=99", "--vocab-size 99: from 100 to 1000000; 30522 is usual"),
+        (f"--docs wiki --vocab-size={10**30}", f"--vocab-size {10**30}: from 100 to 1000000"),
         ("--docs wiki --extend 5", "--extend 5: extends a vocabulary that exists; name it: --vocab"),
         ("--docs wiki --vocab x --extend -1", "--extend -1: from 0"),
         ("--docs wiki --format wiki=word", "--format wiki=word: there is mediawiki"),
@@ -100,7 +103,7 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(tmp_path: Path) ->
 
 
 def test_values_of_a_file_must_be_of_their_kind(tmp_path: Path) -> None:
-    allowed = ["workers = 2", "cased = true", "validation = 0"]
+    allowed = ["workers = 2", "cased = true", "validation = 0", 'text-field = ["x=body"]', 'text-field = "body"']
     refused = ['workers = "4"', "workers = 1.5", "seed = 1.9", "lengths = [128.7]", "mask-split = [90, 10]"]
     refused += ["cased = 1", 'config = "other.toml"', "vocab-size = 200\nvocab_size = 5000"]
 
@@ -115,28 +118,23 @@ def test_values_of_a_file_must_be_of_their_kind(tmp_path: Path) -> None:
 
 
 def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path) -> None:
-    text = " ".join(f"Sentence {n} is about the sum of many things." for n in range(200))
-    dump = tmp_path / "x.xml"
-    dump.write_bytes(
-        wiki_dump(*(page(f"T{n}", f"It is &lt;math&gt;x^{n}&lt;/math&gt;.\n\n{text} {n}", n) for n in range(9)))
-    )
-    options = ["--docs", str(dump), "--lengths", "32", "--duplicates", "1", "--vocab-size", "400", "--workers", "1"]
+    text = " ".join(f"Sentence {n} is about the sum of many things." for n in range(20))
+    pages = (page(f"T{n}", f"It is &lt;math&gt;x^{n}&lt;/math&gt;.\n\n{text} {n}", n) for n in range(9))
+    (tmp_path / "x.xml").write_bytes(wiki_dump(*pages))
+    options = ["--docs", tmp_path / "x.xml", *SHORT]
     for way, there in (("drop", False), ("word", True)):
-        out = tmp_path / way
-        run_main(shard.main, *options, "--out", out, "--formulas", way)
+        out = make(tmp_path / way, *options, "--formulas", way)
         assert Manifest.read(out).settings.as_json()["formulas"] == way
         assert ("formula" in (out / "vocab.txt").read_text().split()) is there
-    assert "--formulas was drop, now word" in run_main(
-        shard.main, *options, "--out", tmp_path / "drop", "--formulas", "word", code=2
-    )
+    assert "--formulas was drop, now word" in tell(tmp_path / "drop", *options, "--formulas", "word", code=2)
 
 
 def test_a_finished_folder_is_left_as_it_is(wiki: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(wiki, out)
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    same = ["--mask-split", "80", "10", "10", "--shard-size", "128000"]  # spelled otherwise
-    assert "is complete already; nothing to do" in run(wiki, out, *same)
+    spelled_otherwise = ["--mask-split", "80", "10", "10", "--shard-size", "128000"]
+    assert "is complete already; nothing to do" in run(wiki, out, *spelled_otherwise)
     said = run(wiki, out, "--seed", "2", "--masking", "whole-word", code=2)
     assert "--seed was 12345, now 2" in said
     assert "--masking was token, now whole-word" in said
@@ -169,17 +167,16 @@ def test_a_document_of_a_hundred_megabytes_on_one_line_takes_less_than_a_gigabyt
     assert corpus.sentences > 1_000_000
 
 
-@pytest.mark.parametrize("text", ["x" * 3_000_000, "中文" * 300_000, "é" * 300_000, "." * 1_000_000])
-def test_text_without_any_space_is_no_trouble(text: str, tmp_path: Path) -> None:
-    (tmp_path / "odd.txt").write_text("An ordinary sentence. And another one.\n\n" + text)
+def test_text_without_any_space_is_no_trouble(tmp_path: Path) -> None:
+    """What took the square of its length in time would take hours."""
+    odd = ["x" * 600_000, "中文" * 60_000, "é" * 60_000, "." * 200_000]
+    (tmp_path / "odd.txt").write_text("\n\n".join(["An ordinary sentence. And another one.", *odd]))
     run(tmp_path / "odd.txt", tmp_path / "out")
 
 
 def test_documents_of_one_word_each(tmp_path: Path) -> None:
-    lines = "\n\n".join(WORDS)
-    (tmp_path / "words.txt").write_text(lines)
-    run(tmp_path / "words.txt", tmp_path / "out", "--format", "sentences")
-    manifest = Manifest.read(tmp_path / "out")
+    (tmp_path / "words.txt").write_text("\n\n".join(WORDS))
+    manifest = Manifest.read(make(tmp_path / "out", "--docs", tmp_path / "words.txt", *SHORT, "--format", "sentences"))
     assert manifest.corpus.documents == len(set(WORDS)) == len(WORDS)
     assert manifest.figures[0].random_next == manifest.figures[0].examples
 

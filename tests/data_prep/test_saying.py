@@ -15,24 +15,19 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import sentence, write_wiki
-from support.commands import run_main
+from conftest import write_wiki
 from support.marks import slow
-from support.sharding import SETTINGS, command, run
+from support.shards import SHORT, command, draw_text, run, tell, write_rows
 
-from data_prep import shard
 from data_prep.pipeline.forecast import Amount, Costs, format_size, plan_steps
 from data_prep.pipeline.steps import Steps
 from data_prep.readers.sources import Bundle
 from data_prep.settings import Settings
 from data_prep.shards import KEPT, Manifest
 
-JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" * 20
 
-
-def text(seed: int, sentences: int = 20) -> str:
-    draw = random.Random(seed)
-    return " ".join(sentence(draw) for _ in range(sentences))
+def text(seed: int, sentences: int = 12) -> str:
+    return draw_text(random.Random(seed), sentences)
 
 
 @pytest.fixture
@@ -40,9 +35,9 @@ def mine(tmp_path: Path) -> Path:
     """A folder with a newcomer's own text in four formats, with the text in a field of another name."""
     folder = tmp_path / "mine"
     folder.mkdir()
-    posts = [{"body": text(number), "headline": "A post", "n": number} for number in range(60)]
+    posts = [{"body": text(number), "headline": "A post", "n": number} for number in range(20)]
     (folder / "posts.jsonl").write_text("".join(json.dumps(post) + "\n" for post in posts))
-    pq.write_table(pa.table({"body": [text(100 + number) for number in range(60)]}), folder / "more.parquet")
+    pq.write_table(pa.table({"body": [text(100 + number) for number in range(20)]}), folder / "more.parquet")
     (folder / "book.txt").write_text("\n\n".join(text(200 + number) for number in range(30)))
     (folder / "notes.md").write_text(f"# Notes\n\n{text(300)}\n\n- {text(301)}\n")
     return folder
@@ -64,103 +59,79 @@ def test_changes_meanwhile_are_told(mine: Path, tmp_path: Path, monkeypatch: pyt
         (mine / "new").replace(book)
         return records
 
-    monkeypatch.setattr(Steps, "read", read_beside_a_writer)
-    lines = [line for line in run(mine, tmp_path / "out", *field).splitlines() if "changed while" in line]
-    assert [line.split(" changed while")[0] for line in lines] == [f"warning: {book}"]
-    monkeypatch.undo()
-    assert "changed while" not in run(mine, tmp_path / "again", *field)
+    with monkeypatch.context() as patched:
+        patched.setattr(Steps, "read", read_beside_a_writer)
+        said = run(mine, tmp_path / "out", *field, "--documents-only")
+    assert re.findall("^(.*) changed while", said, re.MULTILINE) == [f"warning: {book}"]
+    assert kind != "grows" or "changed while" not in run(mine, tmp_path / "again", *field)
 
 
 def test_a_line_for_each_source_in_every_run(mine: Path, tmp_path: Path) -> None:
-    lines = (
-        f"mine: 4 files, {sum(path.stat().st_size for path in mine.iterdir()) / 1e6:.2f} MB: "
-        "1 parquet (text in 'body'), 1 jsonl (text in 'body'), 2 text; "
-        "sentences as in German\n"
-    )
+    facts = "1 parquet (text in 'body'), 1 jsonl (text in 'body'), 2 text; sentences as in German\n"
+    size = sum(path.stat().st_size for path in mine.iterdir())
     flags = ["--text-field", "body", "--language", "de"]
-    assert run(mine, tmp_path / "out", *flags).startswith(lines)
-    again = run(mine, tmp_path / "out", *flags)
-    assert again.startswith(lines)
-    assert "vocabulary: " in again
-    assert "held out" in again
-    assert "warning: " in again
+    for _ in range(2):
+        said = run(mine, tmp_path / "out", *flags)
+        assert said.startswith(f"mine: 4 files, {size / 1e6:.2f} MB: {facts}")
+        assert all(fact in said for fact in ("vocabulary: ", "held out", "warning: "))
 
 
 def test_fields_and_formats_by_source(mine: Path, tmp_path: Path) -> None:
     """Fields that no source has are told together, and their cures cure."""
     pq.write_table(pa.table({"content": ["One text. It is short."] * 9, "id": range(9)}), mine / "more.parquet")
     docs = ["--docs", f"posts={mine}/posts.jsonl", f"more={mine}/more.parquet", f"{mine}/book.txt"]
-    command = [*docs, "--out", tmp_path / "out", "--workers", "1", *SETTINGS, "--format", "book=sentences"]
-    cures = re.findall(r"--text-field \S+=\S+", run_main(shard.main, *command, code=2))
+    words = [*docs, *SHORT, "--format", "book=sentences"]
+    cures = re.findall(r"--text-field \S+=\S+", tell(tmp_path / "out", *words, code=2))
     assert cures == ["--text-field posts=body", "--text-field more=content"]
-    run_main(shard.main, *command, *" ".join(cures).split())
-    command[command.index("--out") + 1] = tmp_path / "short"
-    lines = run_main(shard.main, *command, "--text-field", "posts=body", "content").splitlines()[:3]
-    assert [line.split(": ")[-1].partition(";")[0] for line in lines] == [
-        "jsonl (text in 'body')",
-        "parquet (text in 'content')",
-        "sentences",
-    ]
-    assert lines[2].endswith("; a sentence a line")
+    tell(tmp_path / "out", *words, *" ".join(cures).split())
+    lines = tell(tmp_path / "short", *words, "--text-field", "posts=body", "content").splitlines()[:3]
+    facts = ("jsonl (text in 'body')", "parquet (text in 'content')", "sentences; a sentence a line")
+    assert all(fact in line for fact, line in zip(facts, lines, strict=True))
     settings = Manifest.read(tmp_path / "short").settings.as_json()
     assert settings["text_field"] == {"": "content", "posts": "body"}
     assert settings["format"] == {"book": "sentences"}
 
 
-def test_fields_by_source_may_stand_in_a_file(mine: Path, tmp_path: Path) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text(f'docs = ["{mine}"]\ntext-field = ["mine=body"]\nformat = "text"\n')
-    arguments = ["--config", str(config), "--out", str(tmp_path / "out"), "--workers", "1", *SETTINGS]
-    run_main(shard.main, *arguments, "--text-field", "mine=headline", code=2)
-    run_main(shard.main, *arguments)
-    settings = Manifest.read(tmp_path / "out").settings.as_json()
-    assert (settings["text_field"], settings["format"]) == ({"": "text", "mine": "body"}, "text")
-
-
 def test_a_wrong_field_is_no_text_to_skip(mine: Path, tmp_path: Path) -> None:
     """Where all of a format is left out, it is an error; a warning if the source has other documents."""
     (mine / "more.parquet").unlink()
-    message = run(mine / "posts.jsonl", tmp_path / "posts", "--errors", "skip", code=2)
-    assert message.startswith(f"error: no document in posts, read as jsonl\n  left out: {mine}/posts.jsonl: byte 0: no")
-    assert "--text-field posts=FIELD" in message
-    output = run(mine, tmp_path / "out", "--errors", "skip")
-    assert "warning: no document in mine, read as jsonl: all of that is left out" in output
-    assert "--text-field mine=FIELD" in output
-    assert f"left out: {mine}/posts.jsonl: byte 0: no text in a field 'text'" in output
+    fault = f"left out: {mine}/posts.jsonl: byte 0: no text in a field 'text'"
+    said = run(mine / "posts.jsonl", tmp_path / "posts", "--errors", "skip", code=2)
+    facts = ("no document in posts, read as jsonl", fault, "--text-field posts=FIELD")
+    assert all(fact in said for fact in facts)
+    said = run(mine, tmp_path / "out", "--errors", "skip", "--documents-only")
+    facts = ("no document in mine, read as jsonl: all of that is left out", fault, "--text-field mine=FIELD")
+    assert all(fact in said for fact in facts)
 
 
-def test_settings_of_another_program_can_be_left_out(mine: Path, tmp_path: Path) -> None:
-    for name in ("posts.jsonl", "more.parquet"):
+def test_what_is_no_text_among_texts_is_named_and_can_be_left_out(mine: Path, tmp_path: Path) -> None:
+    """An image, and settings of another program, whose JSON begins on a line or is all of one."""
+    content = {"hidden_size": 64, "kind": "bert"}
+    others = {"photo.jpg": b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" * 20}
+    others |= {f"{indent}.json": json.dumps(content, indent=indent).encode() for indent in (None, 2)}
+    for name, file in others.items():
+        (mine / name).write_bytes(file)
+        words = [mine, tmp_path / name, "--text-field", "body", "--documents-only"]
+        said = run(*words, code=2)
+        assert f"{mine}/{name}: {'an image' if name == 'photo.jpg' else ''}" in said
+        assert "--errors skip" in said
+        assert f"left out: {mine}/{name}: " in run(*words, "--errors", "skip")
+        manifest = Manifest.read(tmp_path / name)
+        [fault] = manifest.corpus.skipped
+        assert fault.startswith(f"mine/{name}: ")
+        assert name != "photo.jpg" or name not in {source.name for source in manifest.sources}
         (mine / name).unlink()
-    for indent in (None, 2):
-        out = tmp_path / f"{indent}"
-        (mine / "config.json").write_text(json.dumps({"hidden_size": 64, "kind": "bert"}, indent=indent))
-        assert "--errors skip leaves" in run(mine, out, code=2)
-        assert f"left out: {mine}/config.json: " in run(mine, out, "--errors", "skip")
-        (fault,) = Manifest.read(out).corpus.skipped
-        assert fault.startswith("mine/config.json: ")
-
-
-def test_an_image_among_texts_is_named_and_can_be_left_out(mine: Path, tmp_path: Path) -> None:
-    (mine / "photo.jpg").write_bytes(JPEG)
-    message = run(mine, tmp_path / "out", "--text-field", "body", code=2)
-    assert f"{mine}/photo.jpg: an image" in message
-    assert "--errors skip" in message
-    output = run(mine, tmp_path / "out", "--text-field", "body", "--errors", "skip")
-    assert f"left out: {mine}/photo.jpg: an image\n" in output
-    manifest = Manifest.read(tmp_path / "out")
-    assert manifest.corpus.skipped == ["mine/photo.jpg: an image"]
-    assert "photo.jpg" not in {source.name for source in manifest.sources}
 
 
 def test_sentences_of_german_text_end_by_the_rules_of_german(tmp_path: Path) -> None:
     """Where no language is given, shards are those of English."""
     path = tmp_path / "tag.txt"
     path.write_text("Dr. Huber kam z. B. zu Fuß. Er hatte usw. Prof. Meier dabei.\n\n" * 20)
-    assert "sentences as in German\n" in run(path, tmp_path / "de", "--language", "de")
-    assert "sentences as in English (no --language)\n" in run(path, tmp_path / "none")
-    run(path, tmp_path / "en", "--language", "en")
-    german, english, none = (Manifest.read(tmp_path / name) for name in ("de", "en", "none"))
+    languages = {"de": ["--language", "de"], "en": ["--language", "en"], "none": []}
+    said = {name: run(path, tmp_path / name, *words) for name, words in languages.items()}
+    assert "sentences as in German\n" in said["de"]
+    assert "sentences as in English (no --language)\n" in said["none"]
+    german, english, none = (Manifest.read(tmp_path / name) for name in languages)
     assert (german.settings.language, none.settings.language) == ("de", None)
     assert german.corpus.sentences == 40
     assert english.corpus.sentences > 40
@@ -183,10 +154,6 @@ def test_the_vocabulary_asked_for_and_got(wiki: Path, tmp_path: Path) -> None:
     assert f"vocabulary: 150 pieces of {given}, in lower case\n" in run(wiki, tmp_path / "b", "--vocab", str(given))
 
 
-def table_row(output: str, name: str) -> str:
-    return " ".join(next(line for line in output.splitlines() if line.strip().startswith(name)).split())
-
-
 def test_what_is_held_out(wiki: Path, tmp_path: Path) -> None:
     output = run(wiki, tmp_path / "out", "--validation", "0.04")
     made = (one for one in Manifest.read(tmp_path / "out").figures if not one.duplicate)
@@ -194,26 +161,24 @@ def test_what_is_held_out(wiki: Path, tmp_path: Path) -> None:
     share = sets[32, True].pieces / (sets[32, True].pieces + sets[32, False].pieces)
     assert 0.02 < share < 0.08
     examples = ", ".join(f"{sets[length, True].examples} of length {length}" for length in (32, 64))
-    assert table_row(output, "held out") == (
-        f"held out 10 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
-    )
+    row = f"held out 10 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
+    assert row in " ".join(output.split())
     assert f"warning: validation has few examples, so its scores will be rough: {examples}; " in output
 
 
 def test_enough_is_held_out_without_a_warning(tmp_path: Path) -> None:
-    lines = "".join(json.dumps({"text": text(number, 10)}) + "\n" for number in range(2500))
-    (tmp_path / "x.jsonl").write_text(lines)
-    few = run(tmp_path / "x.jsonl", tmp_path / "few", "--validation", "0.0025")
+    docs = write_rows(tmp_path / "x.jsonl", [text(number) for number in range(1200)])
+    few = tell(tmp_path / "few", "--docs", docs, *SHORT, "--validation", "0.0025")
     enough = few.partition("; --validation ")[2].partition(" holds out enough")[0]
-    assert "warning: " not in run(tmp_path / "x.jsonl", tmp_path / "out", "--validation", enough)
+    assert "warning: " not in tell(tmp_path / "out", "--docs", docs, *SHORT, "--validation", enough)
 
 
 def test_nothing_is_held_out(wiki: Path, mine: Path, tmp_path: Path) -> None:
     none = run(wiki, tmp_path / "none", "--validation", "0")
-    assert table_row(none, "held out") == "held out 0 nothing for validation (--validation 0)"
+    assert "held out 0 nothing for validation (--validation 0)" in " ".join(none.split())
     assert "warning" not in none
     one = run(mine / "book.txt", tmp_path / "one")
-    assert table_row(one, "held out") == "held out 0 nothing for validation"
+    assert "held out 0 nothing for validation" in " ".join(one.split())
     assert "warning: nothing is held out for validation: there is one document, and a short one" in one
 
 
@@ -229,10 +194,9 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     pq.write_table(pa.table({"text": [f"One sentence is number {n}." for n in range(1200)]}), tmp_path / "y.parquet")
     words = ("--vocab", tmp_path / "vocab.txt", "--validation", "0")
     output = run(tmp_path, tmp_path.parent / f"{tmp_path.name}-out", *words)
-    assert "1 parquet (text in 'text')" in output
-    assert ", with a sentence a row: 1,000 rows are a document" in output
-    assert table_row(output, "left out") == "left out 3 3 documents without text; bad characters replaced in 0"
-    assert "of the pieces are [UNK]: the vocabulary cannot spell these words" in output
+    facts = ("1 parquet (text in 'text')", ", with a sentence a row: 1,000 rows are a document")
+    facts += ("left out 3 3 documents without text; bad characters replaced in 0", "of the pieces are [UNK]")
+    assert all(fact in " ".join(output.split()) for fact in facts)
 
 
 HINDI, RUSSIAN, CAFE = "हिंदी में एक वाक्य है। ", "Мой чай ещё горячий. ", "He met a naïve friend in a café. "
@@ -242,31 +206,28 @@ def write_texts(folder: Path) -> list[str]:
     """Writes two sources, en and ru; lower case changes letters in the last file of ru, and too few in en to tell."""
     (folder / "ru").mkdir()
     for name in "abc":
-        (folder / "ru" / f"{name}.txt").write_text("\n\n".join(text(ord(name) + number) for number in range(30)))
+        (folder / "ru" / f"{name}.txt").write_text("\n\n".join(text(ord(name) + number, 20) for number in range(30)))
     (folder / "ru" / "c.txt").write_text((RUSSIAN * 9 + "\n\n") * 30)
-    rows = [{"body": f"{CAFE}{text(number, 40)}"} for number in range(60)]
+    rows = [{"body": f"{CAFE}{text(number, 40)}"} for number in range(20)]
     (folder / "en.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return ["--docs", str(folder / "en.jsonl"), f"{folder}/ru", "--text-field", "en=body", *SETTINGS]
+    return ["--docs", str(folder / "en.jsonl"), f"{folder}/ru", "--text-field", "en=body", *SHORT]
 
 
 def test_letters_that_lower_case_changes_are_told_before_a_vocabulary_is_trained(tmp_path: Path) -> None:
     """The warning has the source, the counts, an example and the cure; --check prints it too. A café causes none."""
     words = write_texts(tmp_path)
-    output = run_main(shard.main, *words, "--out", tmp_path / "out", "--workers", "1")
-    (line,) = [line for line in output.splitlines() if "lower case" in line]
+    output = tell(tmp_path / "out", *words)
+    [line] = [line for line in output.splitlines() if "lower case" in line]
     told = r"warning: in a sample of ru, lower case strips ([\d,]+) marks from ([\d,]+) letters, such as мой → мои; "
     matched = re.match(f"{told}--cased keeps them$", line)
     assert matched
     assert 0.01 < int(matched[1].replace(",", "")) / int(matched[2].replace(",", "")) < 0.03
     assert output.index(line) < output.index("documents ")
-    assert line in run_main(shard.main, *words, "--out", tmp_path / "other", "--check")
-    assert line in run_main(shard.main, *words, "--out", tmp_path / "two", "--workers", "2")
-    assert "lower case" not in run_main(shard.main, *words, "--out", tmp_path / "cased", "--check", "--cased")
-    assert "lower case" not in run_main(
-        shard.main, *words, "--out", tmp_path / "b", "--check", "--tokenizer", "bytelevel"
-    )
-    given = ["--vocab", tmp_path / "out", "--out", tmp_path / "given"]
-    assert line.replace("--cased", "a cased vocabulary") in run_main(shard.main, *words, *given, "--check")
+    checks: dict[tuple[object, ...], str] = {(): line, ("--cased",): "", ("--tokenizer", "bytelevel"): ""}
+    checks |= {("--vocab", tmp_path / "out"): line.replace("--cased", "a cased vocabulary")}
+    for more, warning in checks.items():
+        said = tell(tmp_path / "other", *words, "--check", *more)
+        assert warning in said if warning else "lower case" not in said
 
 
 def test_each_script_is_told_by_a_word_of_its_own(tmp_path: Path) -> None:
@@ -276,16 +237,15 @@ def test_each_script_is_told_by_a_word_of_its_own(tmp_path: Path) -> None:
     docs = [f"--docs=s{number}={tmp_path}/{number}.txt" for number in range(3)]
     for number in range(3):
         (tmp_path / f"{number}.txt").write_text(RUSSIAN * (99 * (number + 1)))
-    output = run_main(shard.main, *docs, "--out", tmp_path / "many", "--check", *SETTINGS)
+    output = tell(tmp_path / "many", *docs, "--check")
     assert output.count("lower case strips") == 1
     assert "in a sample of s0 and 2 more sources, lower case strips " in output
 
 
 def test_no_warning_tells_of_text_that_filters_leave_out(tmp_path: Path) -> None:
-    rows = [text(number) for number in range(60)] + [RUSSIAN] * 60
-    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
-    assert "lower case strips" in run(tmp_path / "x.jsonl", tmp_path / "all", "--check")
-    assert "lower case strips" not in run(tmp_path / "x.jsonl", tmp_path / "out", "--check", "--min-words", "9")
+    docs = write_rows(tmp_path / "x.jsonl", [text(number) for number in range(30)] + [RUSSIAN] * 30)
+    assert "lower case strips" in run(docs, tmp_path / "all", "--check")
+    assert "lower case strips" not in run(docs, tmp_path / "out", "--check", "--min-words", "9")
 
 
 # What takes time
@@ -312,7 +272,7 @@ def numbers_after(output: str, start: str) -> list[float]:
 
 @pytest.mark.parametrize("compressed", [slow(False), True])
 def test_the_shards_are_as_large_as_the_check_says(compressed: bool, tmp_path: Path) -> None:
-    wiki, out = write_wiki(tmp_path / "wiki", documents=3000, files=6), tmp_path / "out"
+    wiki, out = write_wiki(tmp_path / "wiki", documents=1500, files=6), tmp_path / "out"
     if compressed:
         for path in list(wiki.iterdir()):
             Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -351,15 +311,15 @@ def test_a_small_disk_is_told_by_the_check(wiki: Path, tmp_path: Path, monkeypat
 
 def test_a_check_of_documents_in_pieces_has_no_steps_of_text(tmp_path: Path) -> None:
     """And with weights it says as much more as there will be."""
-    wiki = write_wiki(tmp_path / "wiki", documents=2000)
-    kept, asked = tmp_path / "kept", ["--from", str(tmp_path / "kept"), "--lengths", "32", "--duplicates", "2"]
+    wiki = write_wiki(tmp_path / "wiki", documents=1000)
+    kept, asked = tmp_path / "kept", ["--from", tmp_path / "kept", "--lengths", "32", "--duplicates", "2"]
     run(wiki, kept, "--documents-only")
     for more in ([], ["--weight", "wiki=3"]):
         out = tmp_path / f"out{len(more)}"
-        said = run_main(shard.main, *asked, *more, "--out", out, "--check")
+        said = tell(out, *asked, *more, "--check")
         assert not re.search("^(documents|tokens) ", said, re.MULTILINE)
         _, stay = numbers_after(said, "disk: ")[:2]
-        run_main(shard.main, *asked, *more, "--out", out, "--workers", "1")
+        tell(out, *asked, *more)
         size = sum(path.stat().st_size for path in out.rglob("shard-*"))
         assert stay == pytest.approx(size / 1e6, rel=0.15)
         assert not (out / KEPT).exists()

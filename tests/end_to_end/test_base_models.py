@@ -15,7 +15,7 @@ from support.base_models import swapped, write_bert
 from support.commands import run_main
 from support.marks import slow
 from support.processes import Done
-from support.sharding import run as shard
+from support.shards import run as shard
 from support.training import FEW, SAVES, Place, assert_ended, assert_refused, records, stopped_at, train
 from support.transformers_models import change_config
 from support.website import Site, downloads, publish_model, read_settings_anew

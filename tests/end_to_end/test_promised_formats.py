@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
-from support.sharding import tree
+from support.shards import tree
 from support.training import Place, records
 
 from data_prep import shard, verify

@@ -15,7 +15,7 @@ import pytest
 from conftest import write_wiki
 from support.base_models import swapped
 from support.faults import stop_at
-from support.sharding import run as shard
+from support.shards import run as shard
 from support.training import (
     ENDLESS,
     SAVES,

@@ -15,11 +15,21 @@ from conftest import write_wiki
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import run_main
-from support.original import words_of
-from support.segments import LENGTHS, SEED, SHORT, Sizes, all_rows, corpus_of, document_sizes, first_of_each, varied
-from support.sharding import interrupted_at, run, tree
+from support.corpora import (
+    LENGTHS,
+    SEED,
+    SHORT,
+    Sizes,
+    all_rows,
+    corpus_of,
+    document_sizes,
+    first_of_each,
+    group_words,
+    varied,
+)
+from support.shards import interrupted_at, make, run, tree
 
-from data_prep import shard, shards, show, verify
+from data_prep import shards, show, verify
 from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -89,14 +99,14 @@ def chosen_documents(draw: st.DrawFn) -> tuple[Sizes, Array]:
     return documents, np.array(rows, np.int64)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(chosen_documents(), LENGTHS)
 def test_sentences_are_packed_as_the_paper_says(chosen: tuple[Sizes, Array], length: int) -> None:
     corpus, rows = corpus_of(chosen[0]), chosen[1]
     assert plan(corpus, rows, length) == [*pack_sentences(corpus, rows, length - 2, SEPARATOR)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(chosen_documents(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_no_piece_is_lost_and_no_separator_is_at_an_end(
     chosen: tuple[Sizes, Array], length: int, short: float, seed: int
@@ -141,7 +151,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         run(place / "wiki", place / "data", *FULL, *more)
         with interrupted_at("examples-64"):
             run(place / "wiki", place / "stopped", *FULL, *more, code=130)
-        run(place / "wiki", place / "stopped", *FULL, *more, "--workers", "2")
+        run(place / "wiki", place / "stopped", *FULL, *more)
     assert tree(place / "stopped") == tree(place / "data")
     return place / "data"
 
@@ -182,9 +192,10 @@ def test_masks_hide_whole_words_and_no_separator(data: Path) -> None:
     special, continues = load_vocabulary(data, False).special, load_vocabulary(data, False).continues
     for _, pieces, masks in read_restored(data, ShardSet(64, 1)):
         assert not {special.cls, special.sep} & {pieces[place] for place in masks}
-        for word in words_of(pieces, {special.cls, special.sep}, continues):
+        for word in group_words(pieces, {special.cls, special.sep}, continues):
             assert masks.issuperset(word) or not masks & set(word)
     run_main(verify.main, data)
+    assert all(one.own == one.text for one in Manifest.read(data).figures)
 
 
 def make_batch(folder: Path, length: int, objective: Objective) -> tuple[Any, Any]:
@@ -234,7 +245,7 @@ def test_a_rate_that_very_short_documents_cannot_have_is_refused(data: Path) -> 
 
 
 def test_an_example_is_shown_with_its_documents(data: Path) -> None:
-    for index in range(20):
+    for index in range(3):
         example, _ = find_example(Wanted(data, index=index))
         said = run_main(show.main, data, "--index", index)
         assert f"no B; document {example.document} wiki" in said
@@ -247,8 +258,8 @@ def test_a_version_that_does_not_know_them_refuses_them(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """1.0.0 read format 1 alone. An early folder of that number is read here, and other shards keep it."""
-    run_main(shard.main, "--from", data, "--out", tmp_path / "other", "--workers", "1", "--lengths", "64")
-    assert (Manifest.read(data).format, Manifest.read(tmp_path / "other").format) == (2, 1)
+    other = make(tmp_path / "other", "--from", data, "--lengths", "64", "--duplicates", "1")
+    assert (Manifest.read(data).format, Manifest.read(other).format) == (2, 1)
     content = {**json.loads((data / MANIFEST).read_text()), "format": 1}
     early = Path(shutil.copytree(data, tmp_path / "early"))
     seal(content)
@@ -257,13 +268,3 @@ def test_a_version_that_does_not_know_them_refuses_them(
     monkeypatch.setattr(shards, "FORMATS", (1,))
     with pytest.raises(UserError, match=r"manifest\.json: of format 2; this version reads 1$"):
         Manifest.read(data)
-
-
-def test_fewer_places_are_empty_than_with_single_documents(data: Path, tmp_path: Path) -> None:
-    """All of the text is in the examples either way."""
-    words = ("--pairs", "none", "--short-probability", "0", "--lengths", "64", "--validation", "0.2")
-    run_main(shard.main, "--from", data, "--out", tmp_path / "single", "--workers", "1", "--duplicates", "1", *words)
-    both = [Manifest.read(folder).figures[0] for folder in (data, tmp_path / "single")]
-    full, single = (one.pieces / (64 * one.examples) for one in both)
-    assert full > single + 0.05
-    assert all(one.own == one.text == both[0].text for one in both)

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support import original
-from support.original import CHANCE, chance_alike
+from support.corpora import CHANCE, chance_alike, group_words, mask_original
 
 from data_prep.common.arrays import Array
 from data_prep.examples.making import make_masking_rules
@@ -64,7 +63,7 @@ def masked(example: tuple[Array, int], masking: Masking, number: int = 0) -> Mas
 
 
 def words_of(example: tuple[Array, int]) -> list[list[int]]:
-    return original.words_of(example[0].tolist(), {CLS, SEP}, VOCABULARY.continues)
+    return group_words(example[0].tolist(), {CLS, SEP}, VOCABULARY.continues)
 
 
 def plain(size_a: int, size_b: int) -> tuple[Array, int]:
@@ -118,7 +117,7 @@ def test_every_length_gets_its_predictions(most: int) -> None:
 # Which
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(st.one_of(EXAMPLES, SINGLES), ANY_RULES, st.integers(0, 1000))
 def test_the_masks_of_any_example(example: tuple[Array, int], masking: Masking, number: int) -> None:
     """Labels put back give the example, no special piece is masked, and words are masked whole while they fit."""
@@ -196,7 +195,7 @@ def test_masks_are_distributed_as_the_original_ones(kind: MaskedUnit, most: int,
     if kind == "token":
         words = [[position] for word in words for position in word]
     ours = [masked(example, masking, number) for number in range(times)]
-    theirs = [original.mask(pieces.tolist(), words, most, MASK, len(VOCABULARY), draw) for _ in range(times)]
+    theirs = [mask_original(pieces.tolist(), words, most, MASK, len(VOCABULARY), draw) for _ in range(times)]
     chosen = [each.positions.tolist() for each in ours], [sorted(labels) for _, labels in theirs]
     assert chance_alike(*([len(positions) for positions in side] for side in chosen)) > CHANCE
     assert chance_alike(*([max(positions) for positions in side] for side in chosen)) > CHANCE

@@ -10,23 +10,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support import original
-from support.original import CHANCE, chance_alike
-from support.segments import (
+from support.corpora import (
+    CHANCE,
     LENGTHS,
     SEED,
     SHORT,
     Made,
     Sizes,
     all_rows,
+    chance_alike,
     copied,
     corpus_of,
     document_sizes,
-    first_of_each,
     make,
     plan_of,
     pool_of,
     starts_of,
+    truncate_original,
     truncated,
     varied,
 )
@@ -42,7 +42,7 @@ def make_any(documents: Sizes, length: int, short: float, seed: int) -> Made:
 MADE = st.builds(make_any, document_sizes() | document_sizes(200), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(MADE)
 def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(made: Made) -> None:
     """Segments A, and B where it is the true next, are the document again; a random B takes nothing from it."""
@@ -60,7 +60,7 @@ def test_a_document_is_used_up_in_order_and_unused_sentences_are_put_back(made: 
     assert at == last_pieces[-1]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(MADE)
 def test_sentences_are_gathered_until_the_target_is_reached(made: Made) -> None:
     corpus, room, whole, _, short = made
@@ -86,7 +86,7 @@ def test_sentences_are_gathered_until_the_target_is_reached(made: Made) -> None:
             assert whole.partner[example] >= 0 or gathered.size > 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(MADE)
 def test_a_random_next_has_whole_sentences_until_the_target_is_reached(made: Made) -> None:
     corpus, _, whole, _, _ = made
@@ -99,28 +99,25 @@ def test_a_random_next_has_whole_sentences_until_the_target_is_reached(made: Mad
         assert whole.b_end[example] == (enough[0] if enough.size else ends[in_partner][-1])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(MADE)
 def test_examples_fit_and_segments_are_parts_of_what_they_were(made: Made) -> None:
     _, room, whole, plan, _ = made
     size_a, size_b = plan.a_end - plan.a_start, plan.b_end - plan.b_start
-    assert (size_a >= 1).all()
-    assert (size_b >= 1).all()
+    assert min(size_a.min(), size_b.min()) >= 1
     whole_size = (whole.a_end - whole.a_start) + (whole.b_end - whole.b_start)
     np.testing.assert_array_equal(size_a + size_b, np.minimum(room, whole_size))
-    assert (whole.a_start <= plan.a_start).all()
-    assert (plan.a_end <= whole.a_end).all()
-    assert (whole.b_start <= plan.b_start).all()
-    assert (plan.b_end <= whole.b_end).all()
+    assert (whole.a_start <= plan.a_start).all() & (plan.a_end <= whole.a_end).all()
+    assert (whole.b_start <= plan.b_start).all() & (plan.b_end <= whole.b_end).all()
     true_next = plan.partner < 0
     assert (plan.a_end <= plan.b_start)[true_next].all()
 
 
-@settings(deadline=None, max_examples=250)
+@settings(max_examples=120)
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(5, 509), st.integers(0, 1000))
 def test_truncation_is_that_of_dropping_single_pieces(size_a: int, size_b: int, room: int, number: int) -> None:
     plan = truncated(plan_of(np.array([size_a]), np.array([size_b]), number), room)
-    a, b = original.truncate(list(range(size_a)), list(range(size_b)), room, Random(number))
+    a, b = truncate_original(list(range(size_a)), list(range(size_b)), room, Random(number))
     assert (plan.a_end - plan.a_start).tolist() == [len(a)]
     assert (plan.b_end - plan.b_start).tolist() == [len(b)]
 
@@ -134,7 +131,7 @@ def test_only_the_chosen_examples_are_truncated() -> None:
     assert after.a_end[1] - after.a_start[1] == 10
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 9), st.data())
 def test_the_plan_of_a_document_depends_on_no_other_document(
     documents: Sizes, length: int, short: float, duplicate: int, data: st.DataObject
@@ -245,20 +242,11 @@ def test_a_corpus_of_many_examples_is_planned_whole() -> None:
 def test_ten_draws_are_made_for_another_document() -> None:
     """Where there are two documents, a document is its own partner once in 2¹⁰."""
     corpus = corpus_of([[5]] * 2)
-    times = 80_000
+    times = 40_000
     members = pool_of(corpus)
     plans = [plan_segments(corpus, all_rows(corpus), members, 16, number, SEED, 0.0) for number in range(times // 2)]
     own = sum(int((plan.partner == plan.row).sum()) for plan in plans)
     assert stats.binomtest(own, times, 2**-10).pvalue > CHANCE
-
-
-def test_the_sentence_that_was_put_back_has_a_random_next_too() -> None:
-    """Nothing follows it."""
-    whole = make(corpus_of([[2, 2]] * 10_000), 64).whole
-    first = first_of_each(whole.row)
-    rest = np.setdiff1d(np.arange(whole.row.size), first)
-    np.testing.assert_array_equal(whole.row[rest], np.flatnonzero(whole.partner[first] >= 0))
-    assert (whole.partner[rest] >= 0).all()
 
 
 def test_partners_are_uniform_over_the_other_documents() -> None:
@@ -273,14 +261,6 @@ def test_partners_are_uniform_over_the_other_documents() -> None:
     assert stats.chisquare(partners).pvalue > CHANCE
 
 
-def test_a_random_next_begins_at_any_sentence() -> None:
-    corpus, _, whole, _, _ = make(corpus_of([[5, 1, 9, 2, 2, 40, 3]] * 1000), 32)
-    random_next = whole.partner >= 0
-    sentence = np.searchsorted(starts_of(corpus.sentence_ends), whole.b_start[random_next])
-    assert stats.chisquare(np.bincount(sentence % 7, minlength=7)).pvalue > CHANCE
-    np.testing.assert_array_equal(sentence // 7, whole.partner[random_next])
-
-
 def test_what_is_drawn_for_an_example_tells_nothing_of_the_next() -> None:
     corpus, _, whole, _, _ = make(corpus_of([[2] * 40] * 1000), 17)
     kept = (whole.a_end - whole.a_start) // 2
@@ -290,9 +270,7 @@ def test_what_is_drawn_for_an_example_tells_nothing_of_the_next() -> None:
     assert stats.spearmanr(start_of_b[pairs], kept[pairs + 1]).pvalue > CHANCE
 
 
-@pytest.mark.parametrize(
-    ("sizes", "lost"), [((10, 1), (1, 0)), ((12, 12), (2, 3)), ((80, 3), (73, 0)), ((9, 140), (4, 135))]
-)
+@pytest.mark.parametrize(("sizes", "lost"), [((10, 1), (1, 0)), ((12, 12), (2, 3)), ((9, 140), (4, 135))])
 def test_pieces_are_lost_at_front_and_back_alike(sizes: tuple[int, int], lost: tuple[int, int]) -> None:
     times, room = 3000, sum(sizes) - sum(lost)
     before = plan_of(np.full(times, sizes[0]), np.full(times, sizes[1]))
@@ -300,9 +278,7 @@ def test_pieces_are_lost_at_front_and_back_alike(sizes: tuple[int, int], lost: t
     fronts = after.a_start - before.a_start, after.b_start - before.b_start
     backs = before.a_end - after.a_end, before.b_end - after.b_end
     for front, back, number in zip(fronts, backs, lost, strict=True):
-        assert (front + back == number).all()
-        assert (front >= 0).all()
-        assert (back >= 0).all()
+        assert (front + back == number).all() & (front >= 0).all() & (back >= 0).all()
         fair = np.random.default_rng(1).binomial(number, 0.5, 20 * times)
         assert chance_alike(front, fair) > CHANCE
     if min(lost):

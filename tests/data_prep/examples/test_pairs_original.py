@@ -9,9 +9,17 @@ from random import Random
 import numpy as np
 import pytest
 from scipy import stats
-from support import original
-from support.original import CHANCE, chance_alike
-from support.segments import corpus_of, first_of_each, last_of_each, make, starts_of, varied
+from support.corpora import (
+    CHANCE,
+    chance_alike,
+    corpus_of,
+    first_of_each,
+    last_of_each,
+    make,
+    make_pairs,
+    starts_of,
+    varied,
+)
 
 from data_prep.common.arrays import Array
 
@@ -58,7 +66,7 @@ def their_features(short: float) -> list[Features]:
     for _ in range(DUPLICATES):
         rows = []
         for own in range(len(documents)):
-            pairs = original.make_pairs(documents, own, LENGTH, short, draw)
+            pairs = make_pairs(documents, own, LENGTH, short, draw)
             for pair in pairs:
                 sizes = [*map(len, (pair.a, pair.b, pair.whole_a, pair.whole_b))]
                 lost = pair.a[0] - pair.whole_a[0], pair.b[0] - pair.whole_b[0]

@@ -12,8 +12,8 @@ from conftest import sentence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from support.original import CHANCE
-from support.segments import (
+from support.corpora import (
+    CHANCE,
     LENGTHS,
     ONE_PIECE_SENTENCES,
     SEED,
@@ -26,7 +26,7 @@ from support.segments import (
     starts_of,
     varied,
 )
-from support.sharding import run
+from support.shards import run
 
 from data_prep.arrow_files import read_shard
 from data_prep.examples.pairs import plan_segments
@@ -36,7 +36,7 @@ from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.tokens import Corpus
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(document_sizes(), LENGTHS, SHORT, st.integers(0, 2**63 - 1))
 def test_without_pairs_nothing_of_a_document_is_lost(documents: Sizes, length: int, short: float, seed: int) -> None:
     corpus = corpus_of(documents)
@@ -51,7 +51,7 @@ def test_without_pairs_nothing_of_a_document_is_lost(documents: Sizes, length: i
     assert (plan.b_end == plan.b_start).all()
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=60)
 @given(document_sizes(), LENGTHS, st.integers(0, 2**63 - 1))
 def test_without_pairs_as_many_sentences_as_fit_make_an_example(documents: Sizes, length: int, seed: int) -> None:
     """A sentence is cut only where it is longer than the room, and what is left of it begins the next example."""
@@ -101,7 +101,7 @@ def parts_of(text: str, room: int) -> list[str]:
     return [" ".join(text.split()[start:end]) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=60)
 @given(document_sizes(200), st.integers(5, 60), st.integers(0, 99))
 def test_every_sentence_fits_and_no_piece_is_lost(documents: Sizes, room: int, seed: int) -> None:
     corpus = corpus_of(documents)
@@ -149,7 +149,7 @@ def make(folder: Path, texts: list[str], pieces: int = 2000) -> tuple[Path, str]
 
 def test_marks_without_a_partner_lose_no_text(tmp_path: Path) -> None:
     draw = random.Random(0)
-    articles = [[" ".join(sentence(draw) for _ in range(6)) for _ in range(8)] for _ in range(150)]
+    articles = [[" ".join(sentence(draw) for _ in range(6)) for _ in range(8)] for _ in range(60)]
     for paragraphs in articles:
         paragraphs[0], paragraphs[-1] = f'It is 6" wide. {paragraphs[0]}', f'{paragraphs[-1]} It is 12" long.'
     lined, _ = make(tmp_path / "lined", ["\n".join(paragraphs) for paragraphs in articles])
@@ -162,7 +162,7 @@ def test_marks_without_a_partner_lose_no_text(tmp_path: Path) -> None:
 
 def test_text_without_full_stops_is_parted_and_warned_of(tmp_path: Path) -> None:
     draw = random.Random(1)
-    texts = [" ".join(sentence(draw).rstrip(".!?") for _ in range(100)) for _ in range(60)]
+    texts = [" ".join(sentence(draw).rstrip(".!?") for _ in range(100)) for _ in range(30)]
     out, said = make(tmp_path / "bare", texts, pieces=150)
     assert kept(out, 128) > 0.8
     assert "over-long sentences lose" in said

@@ -7,10 +7,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
-from support.original import CHANCE
+from support.corpora import CHANCE
 
 from data_prep.common.arrays import Array
 from data_prep.examples.streams import begin_stream, count_heads, draw_below, draw_bits, draw_uniform
@@ -56,7 +56,6 @@ def test_uniform_takes_the_high_bits_of_a_draw() -> None:
     assert [draw_uniform(state) for _ in range(20)] == [(output >> 11) / 2**53 for output in outputs_of(BASE, 20)]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 2**63 - 1), st.integers(0, 2**63 - 1))
 def test_a_number_below_any_limit_is_the_exact_product(limit: int, seed: int) -> None:
     [bits] = outputs_of((seed, 1, 2, 3), 1)

@@ -2,30 +2,96 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import random
 import re
 import shutil
 from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
+import numpy as np
 import pytest
 from conftest import sentence
+from hypothesis import given
+from hypothesis import strategies as st
 from support.commands import run_main
 from support.damage import flip
-from support.pages import ShownPage
+from support.shards import make
 from tokenizers import Tokenizer
 
-from data_prep import shard, show, verify
-from data_prep.arrow_files import read_shard
-from data_prep.shards import MANIFEST, REPORT, Manifest
+from data_prep import show, verify
+from data_prep.arrow_files import map_batches, read_shard
+from data_prep.common.files import FileRecord
+from data_prep.inspection.figures import list_reasons
+from data_prep.inspection.lookup import ShownExample, format_example, mark_pieces
+from data_prep.inspection.page import writing
+from data_prep.inspection.page.writing import MOST_BARS, Bar, make_doubling_bars, make_even_bars
+from data_prep.settings import Settings
+from data_prep.shards import MANIFEST, REPORT, CorpusFigures, Manifest, RecordedSettings, VocabularyFigures
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
+
+
+class ShownPage(HTMLParser):
+    """What a page shows."""
+
+    def __init__(self, content: str) -> None:
+        super().__init__()
+        self.elements: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str]] = []
+        self.anchors: set[str] = set()
+        self.marks: Counter[str] = Counter()
+        self.tables: dict[str, list[list[str]]] = {}
+        """The rows of the tables, by the names of the boxes around them."""
+        self._words: list[str] = []
+        self._box = ""
+        self._open: list[str] = []
+        self.feed(content)
+
+    @property
+    def text(self) -> str:
+        """All that can be read, with single spaces."""
+        return " ".join(" ".join(self._words).split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements[tag] += 1
+        values = {name: value or "" for name, value in attrs}
+        self.attributes += values.items()
+        self.anchors.add(values.get("id", ""))
+        self._open.append(tag)
+        if tag == "mark":
+            self.marks[values["class"]] += 1
+        if tag == "div" and values.get("role") == "region":
+            self._box = values["aria-label"]
+            self.tables[self._box] = []
+        if tag == "tr":
+            self.tables[self._box].append([])
+        if tag in ("td", "th"):
+            self.tables[self._box][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if {"style", "script"} & {*self._open}:
+            return
+        self._words.append(data)
+        if {"td", "th"} & {*self._open}:
+            self.tables[self._box][-1][-1] += data
+
+    def column(self, table: str, name: str) -> dict[str, str]:
+        """A column of a table, by the first column."""
+        head, *rows = self.tables[table]
+        return {row[0]: row[head.index(name)] for row in rows}
+
 
 EVIL = "<script>alert('x')</script> \"quoted\" & more"
 LONG = "x" * 400
 """The end of a title that is cut, that of the first near copy."""
-SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--workers", "1"]
-SETTINGS += ["--validation", "0.02"]
+SETTINGS = ["--lengths", "32", "64", "--duplicates", "1", "--vocab-size", "200", "--validation", "0.02"]
 CHOICE = ["--drop-copies", "--near-copies", "0.8", "--max-share", "numbers=0.1", "--weight", "pages=2"]
 Cut = dict[str, list[list[str]]]
 """The pieces of the documents of sources."""
@@ -58,8 +124,7 @@ def write(folder: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("page")
-    run_main(shard.main, *write(folder / "text"), "--out", folder / "out", *SETTINGS, *CHOICE)
-    return folder / "out"
+    return make(folder / "out", *write(folder / "text"), *SETTINGS, *CHOICE)
 
 
 @pytest.fixture
@@ -99,20 +164,15 @@ def test_sources_have_the_documents_and_pieces_of_the_text(page: ShownPage, cut:
     read = page.column("Table of sources", "documents read")
     assert {source: number(read[source]) for source in cut} == {source: len(some) for source, some in texts().items()}
     left = page.column("Table of sources", "documents left")
-    table = Counter(row["source"] for row in documents_of(made))
+    table = Counter(map_batches(made / "documents.arrow").read_all()["source"].to_pylist())
     assert number(left["pages"]) == 200 + 8
     assert number(left["numbers"]) == table["numbers"] < 90
     shares = page.column("Table of sources", "share")
     for source in cut:
         share = 100 * pieces[source] / sum(pieces.values())
         assert float(shares[source].rstrip("%")) == pytest.approx(share, abs=0.5)
-    assert page.column("Table of sources", "asked for")["pages"] == "2 times"
-    assert page.column("Table of sources", "asked for")["numbers"] == "at most 10%"
-
-
-def documents_of(folder: Path) -> list[dict[str, str]]:
-    rows: list[dict[str, str]] = pa.ipc.open_file(str(folder / "documents.arrow")).read_all().to_pylist()
-    return rows
+    asked = page.column("Table of sources", "asked for")
+    assert (asked["pages"], asked["numbers"]) == ("2 times", "at most 10%")
 
 
 def test_lengths_of_documents_are_those_of_their_text(page: ShownPage, cut: Cut) -> None:
@@ -191,17 +251,15 @@ def test_the_page_is_the_same_wherever_and_whenever_it_is_made(data: Path, made:
 
 
 def test_a_folder_of_documents_alone_has_a_page_without_examples(tmp_path: Path) -> None:
-    arguments = [*write(tmp_path / "text"), "--vocab-size", "200", "--documents-only", "--workers", "1"]
-    run_main(shard.main, *arguments, "--out", tmp_path / "only")
-    page = page_of(tmp_path / "only")
+    only = make(tmp_path / "only", *write(tmp_path / "text"), "--vocab-size", "200", "--documents-only")
+    page = page_of(only)
     assert page.anchors >= SECTIONS
     assert (page.text.count("There are no examples"), page.elements["article"]) == (2, 0)
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
-    shards = tmp_path / "shards"
-    run_main(shard.main, "--from", tmp_path / "only", "--out", shards, *SETTINGS[:3], "--workers", "1")
+    shards = make(tmp_path / "shards", "--from", only, *SETTINGS[:2], *SETTINGS[3:5])
     page = page_of(shards)
     assert number(page.column("Table of sources", "documents read")["pages"]) == len(texts()["pages"])
-    shutil.rmtree(tmp_path / "only")
+    shutil.rmtree(only)
     page = page_of(shards)
     assert "the folder that has them is gone" in page.text
     assert "The lengths of documents are not known" in page.text
@@ -237,3 +295,89 @@ def test_a_page_of_a_damaged_folder_is_made_or_refused_in_a_line(data: Path, cap
         path.write_bytes(sound)
     assert codes.keys() == {0, 2}
     assert capfd.readouterr().err.count("error: ") == codes[2]
+
+
+CHARTS: Any = writing.TEMPLATES.get_template("charts.html").module
+
+
+def manifest(**changes: Any) -> Manifest:
+    """A manifest that says little else than what a test needs."""
+    said: dict[str, Any] = {
+        "settings": RecordedSettings(**Settings().record_values()),
+        "sources": [],
+        "given_vocabulary": None,
+        "fingerprint": "",
+        "corpus": CorpusFigures(documents=10, validation_documents=0),
+        "vocabulary": VocabularyFigures(size=100, sha256="", cased=False),
+        "files": [],
+        "sets": [],
+        "bytes": 0,
+    }
+    return Manifest(**{**said, **changes})
+
+
+def heights(bars: list[Bar]) -> list[float]:
+    """The heights of the bars in percent, as a browser draws them."""
+    drawing = str(CHARTS.drawing(bars, "documents"))
+    return [float(height) for height in re.findall(r'class="bar" .* height="([\d.]+)"', drawing)]
+
+
+def ticks(bars: list[Bar]) -> list[tuple[str, str]]:
+    """The numbers below a histogram, each with its place; the last is at the right end."""
+    page = str(CHARTS.histogram(bars, "documents", ""))
+    return re.findall(r'<span style="(.*?)">(.*?)</span>', page)
+
+
+@given(st.lists(st.integers(1, 10**7), min_size=1))
+def test_every_document_is_in_the_bar_of_its_length(sizes: list[int]) -> None:
+    bars = make_doubling_bars(np.array(sizes))
+    assert sum(bar.number for bar in bars) == len(sizes)
+    for bar in bars:
+        assert bar.number == sum(bar.first <= size <= bar.last for size in sizes)
+    assert max(heights(bars)) == 100
+    assert len(ticks(bars)) <= 6
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=9, max_size=513))
+def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
+    bars = make_even_bars([0, *counts[1:]])
+    assert sum(bar.number for bar in bars) == sum(counts[1:])
+    assert len(bars) <= MOST_BARS
+    *places, end = ticks(bars)
+    assert end == ("right:0", f"{len(counts) - 1:,}")
+    assert max(float(place.removeprefix("left:").rstrip("%")) for place, _ in places) <= 75
+
+
+def test_reasons_are_those_of_the_settings_and_filters_are_ready_to_be_told() -> None:
+    assert not list(list_reasons(manifest()))
+    corpus = CorpusFigures(documents=10, validation_documents=1, copies=0, near_copies=2, over_share=3)
+    filtered = corpus.model_copy(update={"filtered": {"only_language": 6, "min_words": 5}})
+    told = manifest(corpus=filtered)
+    counts = {reason.name: reason.count for reason in list_reasons(told)}
+    expected = {"min_words": 5, "only_language": 6, "copies": 0, "near copies": 2, "over share": 3}
+    assert list(counts.items()) == list(expected.items())
+
+
+def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
+    rows = [["why", "text"], *([str(number), "x" * 10_000 if number else '"a",\n<b>'] for number in range(50))]
+    with (tmp_path / "too-short.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    tables = writing.read_tables(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
+    assert tables == {"too-short.csv": rows[: writing.MOST_ROWS + 1]}
+
+
+def test_settings_are_spelled_as_flags() -> None:
+    settings = Settings(cased=True, weight=(("a=2",), ("b=0.5",)), lengths=(64,), validation=0.0)
+    later: dict[str, Any] = {"sieve": None, "filters": {"length": 3}}  # settings of a later version
+    told = writing.spell_settings(manifest(settings=RecordedSettings(**settings.record_values(), **later)))
+    assert {"--cased", "--weight a=2 b=0.5", "--lengths 64", "--validation 0", "--filters length=3"} <= {*told}
+
+
+def test_marks_read_alike_in_a_terminal_and_on_a_page() -> None:
+    vocabulary = WordPiece((*SPECIAL, "play", "##ing", "<b>", "##s"), cased=False)
+    example = ShownExample([2, 5, 4, 7, 3, 5, 8, 3], {2: 6, 3: 7, 5: 7}, boundary=5, random_next=False, document=0)
+    pieces = list(mark_pieces(example, vocabulary))
+    assert [piece.style for piece in pieces] == ["special", "", "masked", "kept", "special", "replaced", "", "special"]
+    assert [piece.was for piece in pieces if piece.style == "masked"] == ["##ing"]
+    lines = [line.plain for line in format_example(example, vocabulary)]
+    assert lines[:2] == ["A  [CLS] play##ing→[MASK] =<b>= [SEP]", "B  <b>→plays [SEP]"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.near_copies import (
+from support.corpora import (
     FIRST_ENDING,
     FIRST_WORD,
     PIECES,

@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.shards import make_many_shards
 from torch import Tensor
 
 from data_prep.arrow_files import read_shard
@@ -31,8 +32,6 @@ from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.planning.amount import measure_sequences, most_predictions
 from pretraining.processes.ahead import NAME
 
-pytest_plugins = ["support.shard_fixtures"]
-
 GLOBAL_BATCH = 48
 LAYOUTS = [(1, 4), (2, 1), (3, 2), (4, 12)]  # ranks, micro-batches
 TOTAL = 100
@@ -42,6 +41,21 @@ TOTAL = 100
 def open_with(folder: Path, length: int = 32, **settings: object) -> Dataset:
     objective = configure_objective(Objective.model_validate({"masks": "dynamic", **settings}))
     return Dataset(folder, Manifest.read(folder), length, objective=objective)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_many_shards(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def manifest(folder: Path) -> Manifest:
+    return Manifest.read(folder)
+
+
+@pytest.fixture
+def dataset(folder: Path, manifest: Manifest) -> Dataset:
+    return Dataset(folder, manifest, 32)
 
 
 def order_of(dataset: Dataset, batch_size: int = GLOBAL_BATCH) -> BatchOrder:

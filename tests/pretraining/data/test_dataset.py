@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 from support.commands import assert_refusal
 from support.damage import flip, truncate
+from support.shards import make_many_shards
 
 from data_prep.arrow_files import Lists, make_example_batch, read_shard, write_batches
 from data_prep.common.arrays import smallest_type
@@ -26,7 +27,20 @@ from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
 from pretraining.data.order import Examples
 from pretraining.model.rows import Rows
 
-pytest_plugins = ["support.shard_fixtures"]
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_many_shards(tmp_path_factory.getbasetemp())
+
+
+@pytest.fixture(scope="module")
+def manifest(folder: Path) -> Manifest:
+    return Manifest.read(folder)
+
+
+@pytest.fixture
+def dataset(folder: Path, manifest: Manifest) -> Dataset:
+    return Dataset(folder, manifest, 32)
 
 
 @pytest.fixture

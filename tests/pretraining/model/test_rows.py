@@ -11,8 +11,7 @@ import pytest
 from conftest import write_wiki
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.sharding import run
-from support.shards import make_shards
+from support.shards import make_shards, run
 
 from data_prep.arrow_files import read_shard
 from data_prep.common.arrays import ranges
