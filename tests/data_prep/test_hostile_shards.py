@@ -105,14 +105,6 @@ def look_aside(data: Path) -> tuple[list[int], str]:
     return [*codes], "".join(said)
 
 
-def refuse_aside(data: Path, name: str) -> None:
-    """Asserts that both name a file and what is wrong with it, with bounded memory."""
-    codes, said = look_aside(data)
-    assert set(codes) <= {1, 2}, said
-    assert said.count(f"{data / name}: ") >= 2
-    assert "Traceback" not in said
-
-
 def set_at(path: str, value: object) -> Callable[[dict[str, Any]], object]:
     """Makes a change of a manifest: a value at a place such as sets.0.shards.0.rows, or its absence for None."""
 
@@ -156,9 +148,7 @@ def test_a_manifest_of_other_values_is_named(row: str, data: Path) -> None:
     refuse(data, message=said)
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"null", b"{", b"[" * 100_000, b'{"format": 1}', b"\xff\xfe", b"1" * 9999]
-)
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"[" * 100_000, b'{"format": 1}', b"\xff\xfe", b"1" * 9999])
 def test_what_is_no_manifest_is_named(content: bytes, data: Path) -> None:
     (data / MANIFEST).write_bytes(content)
     for main in (show.main, verify.main):
@@ -274,7 +264,10 @@ def test_a_shard_that_claims_to_be_huge_is_named(number: int, data: Path) -> Non
     assert changed != content
     (data / SHARD).write_bytes(changed)
     record_anew(data, SHARD)
-    refuse_aside(data, SHARD)
+    codes, said = look_aside(data)
+    assert set(codes) <= {1, 2}, said
+    assert said.count(f"{data / SHARD}: ") >= 2
+    assert "Traceback" not in said
 
 
 PLANS = [

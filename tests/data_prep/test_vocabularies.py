@@ -10,7 +10,7 @@ import pytest
 from conftest import write_wiki
 from support.base_models import write_bert
 from support.commands import run_main
-from support.shards import command, make, run, tell, tree
+from support.shards import command, make, run, tree
 from support.website import Site, publish_model
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
@@ -23,7 +23,7 @@ from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 
-pytest_plugins = ["support.website_fixtures"]
+pytest_plugins = ["support.website"]
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 CAPITALS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -137,21 +137,10 @@ def test_a_document_has_the_ids_of_its_sentences_joined_by_blanks(made: Path) ->
         assert len(sentences) == len(lines)
 
 
-@pytest.mark.slow
-def test_workers_do_not_matter_and_documents_are_taken_as_they_are(made: Path, tmp_path: Path) -> None:
-    lines = ("--docs", made.parent / "lines", "--format", "lines=sentences")
-    run(made.parent / "wiki", tmp_path / "two", *lines, *BYTES, "--workers", "2")
-    assert tree(tmp_path / "two") == tree(made)
-    tell(tmp_path / "from", "--from", made, "--lengths", "32", "64", "--duplicates", "2")
-    examples = [f"length-{length}/duplicate-{n}/shard-00000.arrow" for length in (32, 64) for n in (0, 1)]
-    ours, theirs = tree(made), tree(tmp_path / "from")
-    assert [theirs[name] for name in examples] == [ours[name] for name in examples]
-    assert Manifest.read(tmp_path / "from").settings.tokenizer == "bytelevel"
-
-
 def test_words_are_masked_whole_and_shown_as_text(made: Path, tmp_path: Path) -> None:
     words = ["--lengths", "64", "--duplicates", "1", "--masking", "whole-word", "--pairs", "none"]
     out = make(tmp_path / "words", "--from", made, *words)
+    assert Manifest.read(out).settings.tokenizer == "bytelevel"
     continues = read_vocabulary(out).continues
     for row in read_shard(out / "length-64/duplicate-0/shard-00000.arrow").to_pylist():
         masked = {mask["position"] for mask in row["masked"]}

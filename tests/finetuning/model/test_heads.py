@@ -15,14 +15,13 @@ import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 from support.base_models import MNLI, task_weights
-from support.fine_tuned_models import CHOICES, head_of, items_of
+from support.fine_tuned_models import CHOICES, LENGTHS, head_of, items_of
 from support.marks import slow
 from support.processes import spawn
 from support.training import connect_ranks
 from support.transformers_models import (
     COUNTERPARTS,
     ENCODERS,
-    LENGTHS,
     SHAPE,
     replace_padding,
     tells_segments,
