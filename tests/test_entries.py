@@ -1,7 +1,5 @@
 """Every command ends in one line under a Python that will not do, and hears signals that its starter blocks."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

@@ -1,7 +1,5 @@
 """The conventions of the house: floors, wings, folders, and modules that say what they are for."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The Makefile's own environment: a Python that will not do is told in a line, and a try that fails leaves no trace."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """README and docs/: whatever they tell a reader to type works, in the order of the pages, and so do their scripts."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The weight of the house in lines of code: it may fall, and no change adds to it unnoticed."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 34_800, 37_971
+MOST_PRODUCT, MOST_TESTS = 34_798, 33_460
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 OTHER_LINES = {("*.cpp", "*.h"): 2_081, ("*.sh", "*.slurm"): 716, ("*.html", "*.jinja"): 319}
 """Lines of the product in other languages at most, by the names of their files."""

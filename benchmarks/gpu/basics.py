@@ -50,12 +50,12 @@ STEPS = 2
 """Steps of smoke; the second one shows whether the first has left a valid state."""
 LEAST_MEMORY = 60
 """GiB of a GPU that the contests need."""
-KERNELS = (
-    "tests/pretraining/engine/test_gpu.py",
-    "tests/pretraining/model/test_gpu_kernels.py",
-    "tests/pretraining/model/test_gpu_attention.py",
-    "tests/pretraining/model/test_fused.py",
-    "tests/pretraining/model/test_losses.py",
+KERNELS = tuple(
+    f"tests/pretraining/{name}.py"
+    for name in (
+        "engine/test_gpu",
+        *(f"model/test_{each}" for each in ("gpu_kernels", "gpu_attention", "fused", "losses")),
+    )
 )
 """The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
 

@@ -1,7 +1,5 @@
 """The benchmark of fine-tuning: both sides get the same items and take turns, also without a real task or a peer."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The benchmark of inference: everybody says the same, whoever does not or cannot is told, and the table is kept."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

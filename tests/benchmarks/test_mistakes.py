@@ -1,7 +1,5 @@
 """Mistakes in the words of benchmarks are told in one line, before anything is measured; and what one measures."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """planner.py end to end: what it says for clusters that fit, and for those that do not."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

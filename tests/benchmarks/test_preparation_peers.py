@@ -1,7 +1,5 @@
 """The original generator, a peer of data preparation, does what it is said to do; and the command that measures it."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Commands that a benchmark starts are read to their end, and end with all that they started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The planner's model against published runs of many nodes, calibrated on one node, and of ranks that share a model."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from statistics import mean
 

@@ -1,7 +1,5 @@
 """What a recipe gives: the commands that find it, and what is kept of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

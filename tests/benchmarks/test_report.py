@@ -1,7 +1,5 @@
 """Results say on which machine they were measured, lose nothing, and make the tables of docs/."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Scaling: what efficiencies are made of, what a group without messages computes, and the whole command."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Each side of a contest is what it says to be, and one that fails is told."""
 
-from __future__ import annotations
-
 import faulthandler
 import math
 import os

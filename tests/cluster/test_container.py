@@ -1,8 +1,6 @@
 """Environments of nodes: cluster/container/, whose two recipes make one image, and cluster/offline.sh, which needs no
 network but wheels that were gathered where there is one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

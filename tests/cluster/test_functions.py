@@ -1,7 +1,5 @@
 """What job scripts do about odd ends of steps, and about storage; programs stand in for Slurm's and for Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What a node reports of its GPU, its code and its neighbours, and what follows: which are left out, or none."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nodes that are unfit are named before the training begins, and what a user must mend is told."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import io

@@ -1,7 +1,5 @@
 """Where a run stands, as its folder alone tells: real runs of seconds, fine-tuning, and whatever damage there is."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

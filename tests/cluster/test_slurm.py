@@ -1,7 +1,5 @@
 """The job scripts on a real Slurm of two nodes: what interrupts a run costs time, and nothing else."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,8 +1,6 @@
 """status.py as a user starts it: on one run, on many, for scripts, in a pipe and in a terminal; with what job scripts
 note and what a pretended queue says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

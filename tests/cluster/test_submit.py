@@ -1,7 +1,5 @@
 """submit.py: the chain that it makes, and what it refuses before anything is in the queue."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """A format and a tokenizer kind that a stranger adds are a file each: commands find, name, read and check them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What the shards hold: the promises that training relies on."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Whatever is in a folder of shards, show.py and verify.py answer with a message and an exit code, and stay in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Documents are kept in pieces, and shards made of them are those that the text would make."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """shard.py leaves out damaged files, documents that fail filters and near copies; it counts them and shows some."""
 
-from __future__ import annotations
-
 import bz2
 import csv
 import functools

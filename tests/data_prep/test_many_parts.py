@@ -1,7 +1,5 @@
 """A corpus of many parts: merged files, partners out of a few parts, texts that change."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

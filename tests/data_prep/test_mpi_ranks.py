@@ -1,7 +1,5 @@
 """Under MPI every rank works, and what goes wrong on one is told with its name, and ends them all."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

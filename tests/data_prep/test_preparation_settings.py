@@ -1,7 +1,5 @@
 """shard.py as its users run it: settings from flags and files, what it refuses, and texts that are odd."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import time

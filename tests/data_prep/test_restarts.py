@@ -1,7 +1,5 @@
 """shard.py writes the same bytes however it is run, and loses nothing whatever happens to it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """shard.py says what it found and decided, warns of what is likely not meant, and says beforehand what a run takes."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

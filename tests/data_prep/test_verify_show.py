@@ -1,7 +1,5 @@
 """verify.py finds every kind of damage and names the file; show.py prints what a reader wants to see."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """shard.py with the vocabulary of a model that exists, as it is and with words of the text, and with byte-level BPE."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every architecture by the commands that a user types: trained, stopped, exported, scored, fine-tuned, asked."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

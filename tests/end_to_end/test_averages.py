@@ -1,7 +1,5 @@
 """Averages of a run's last checkpoints, by the real commands: what they are of, how they do, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Losses and gradients that are no numbers: the run leaves the batch out, and is as if it had never been there."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from functools import partial

@@ -1,7 +1,5 @@
 """Going on from a BERT: with the real commands, from folders, runs and the hub; what cannot be meant is refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Branches: a new run that goes on from a checkpoint of another one, by the real command, and what they refuse."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """The plan that --check prints; tests/pretraining/planning/ has that of every recipe."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Time: runs by the clock, the time limit, and a time of day that jumps."""
 
-from __future__ import annotations
-
 import dataclasses
 from functools import partial
 from pathlib import Path

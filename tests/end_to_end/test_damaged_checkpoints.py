@@ -1,7 +1,5 @@
 """Checkpoints that are damaged: a run goes on from the one before, and leaves them as they are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

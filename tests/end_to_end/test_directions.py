@@ -1,8 +1,6 @@
 """Models that read one way (`ltr`, `rtl`) or either way (`hybrid`), by their commands: trained, gone on with, exported,
 read by transformers, scored, asked and fine-tuned."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

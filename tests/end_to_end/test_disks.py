@@ -1,7 +1,5 @@
 """Disks that are full or read-only: the run says so in one message, and what was saved stays."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import subprocess

@@ -1,7 +1,5 @@
 """Grids of fine-tuning runs: side by side, killed, on full disks; and what a command refuses."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

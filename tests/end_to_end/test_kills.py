@@ -1,7 +1,5 @@
 """Runs whose ranks are killed: the others end by themselves, and the same command ends where the straight run ends."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

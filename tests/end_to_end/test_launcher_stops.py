@@ -1,7 +1,5 @@
 """Runs under real launchers that are told to stop, from another shell or by Ctrl-C at a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import signal

@@ -1,8 +1,6 @@
 """Card and tokenizer tell the longest text that was trained, in whichever run; a phase may have a length that the data
 lacks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A terminal that is closed saves and ends a run, unless under nohup; a pipe without a reader ends no work."""
 
-from __future__ import annotations
-
 import os
 import pty
 import runpy

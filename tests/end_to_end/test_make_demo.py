@@ -1,7 +1,5 @@
 """`make demo`, whole: from nothing to the scores of a model with and without pre-training."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What the command says: its report of a run, and mistakes with their cure."""
 
-from __future__ import annotations
-
 import dataclasses
 import gzip
 import json

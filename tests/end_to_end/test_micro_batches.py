@@ -1,7 +1,5 @@
 """Runs that find their micro-batches, the same on all ranks and after a stop; and what is said of those too large."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ranks tell one another lies where NCCL takes it, shown without a GPU. LAMB's norms are in test_lamb.py."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Data without pairs: nothing of next sentences is trained, told or exported, from shard.py to transformers."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Phases with objectives of their own, such as left to right first and masks afterwards, by the real command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Commands, and the processes that they start, take the packages beside them, wherever else there are others."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -9,8 +9,6 @@ tests/promised/v1 was made with 1.0.0 from the small text of conftest.write_wiki
 files are never made anew: a later format gets a folder beside them.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The run folder: it belongs to one run at a time, and what may change between two runs in it."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The same curve however the work is shared; and what the exported model is worth."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

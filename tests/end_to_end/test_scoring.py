@@ -1,7 +1,5 @@
 """Scores without labels, by the real commands: minimal pairs, and any checkpoint on any shards."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """docs/several-machines.md: its commands as they stand there, on two machines made of network namespaces."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import signal

@@ -1,7 +1,5 @@
 """Signals: SIGTERM, SIGUSR1 and a first Ctrl-C save and stop; a second Ctrl-C ends at once."""
 
-from __future__ import annotations
-
 import signal
 import time
 from functools import partial

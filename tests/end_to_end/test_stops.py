@@ -1,7 +1,5 @@
 """Runs that are stopped and go on end where the straight run ends: bit for bit, and on other ranks to rounding."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

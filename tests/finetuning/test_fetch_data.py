@@ -1,8 +1,6 @@
 """Data that is fetched from local servers, into the folders where the tasks look for it, whole or not at all; and a
 task that is made of the demo corpus: balanced, the same every time, and nothing of dev in train."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

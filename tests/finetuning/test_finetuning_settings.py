@@ -1,7 +1,5 @@
 """Fine-tuning recipes: every one that comes with the package loads, and what cannot be is named."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """predict.py and prediction.py: the answers of transformers on the same text, for every kind, and streams of rows."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """The files that predict.py reads and writes, and answers for a program that waits for each of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

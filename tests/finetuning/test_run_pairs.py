@@ -1,7 +1,5 @@
 """Files of minimal pairs: how their groups are told apart, what is left out, and what the usual one may be called."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What takes long to load is loaded by those alone who need it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """An architecture that a stranger adds is one file, that of docs/architectures.md: all commands work with it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An objective or an optimizer that a stranger adds is one file: trained with, saved, planned, exported and told of."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

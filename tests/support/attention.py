@@ -1,7 +1,5 @@
 """Attention written out in fp64, and what takes the place of PyTorch's flash kernels: it demands what they demand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Small models: BERTs of transformers that runs begin with, and fine-tuned ones for every kind of head."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -8,8 +8,6 @@ run there until one fails. In the end, the tests that have failed run without a 
 away runs it before and after: nothing less may be caught.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Commands that tests start as a user does at a terminal, on this machine or on two made of its network namespaces."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

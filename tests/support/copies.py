@@ -1,7 +1,5 @@
 """Copies of the packages: one that a stranger adds a file to, with its commands, and one that nobody may import."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

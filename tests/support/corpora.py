@@ -4,8 +4,6 @@ Examples are held against the original generator, in which documents are lists o
 and everything is done a piece at a time; near copies against what comparing each document with each finds.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Damage to files, and the files of a checkpoint."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -2,8 +2,6 @@
 says whether weights moved and both runs gave the same bits: python tests/support/engine_steps.py cuda bf16 lamb
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace

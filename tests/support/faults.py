@@ -3,8 +3,6 @@
 A fault is a function that a rank calls before it trains: `launch(command, fault=partial(slow_save, 0.05))`.
 """
 
-from __future__ import annotations
-
 import errno
 import gc
 import itertools

@@ -1,7 +1,5 @@
 """Small models of every kind as transformers saves them, and items of every kind as a model takes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Fine-tuning runs of seconds, for tests: a small model, a small task, the real commands, and their faults."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

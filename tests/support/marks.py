@@ -1,7 +1,5 @@
 """Marks of tests and of their parameters, and whether there is a GPU for them."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -10,8 +10,6 @@ The nodes hang on a bridge, slurmctld on its other side. Processors, memory and 
 Debian's packages of Slurm (`INSTALL`); elsewhere the tests are skipped, and say why.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets

@@ -3,8 +3,6 @@
 Where there is no GPU, tensors of the host stand for those on one, and Triton's interpreter runs the kernels in Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Random batches, and the same through transformers' own model, padded: the reference for ours."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

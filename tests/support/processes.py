@@ -1,7 +1,5 @@
 """Ranks on this machine, for tests: `spawn(2, function)` waits for them, `start(2, function)` lets them go on."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pickle

@@ -4,8 +4,6 @@ Constants are fitted to rows of one node alone; the model then says what more no
 that are `held_out` fit no constant of the model: they show how far software differs that it has never seen.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ A rank is as good as a fresh process. Its session, environment and streams are i
 whatever the tests' parent ignores, no thread is at work before the fork, and what programs do at their ends is done.
 """
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import functools

@@ -1,7 +1,5 @@
 """Files of every format for tests of readers, and reading them as a worker does."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import lzma

@@ -5,8 +5,6 @@
 All of it comes from the settings, so that a key is described only where it is defined.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

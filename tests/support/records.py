@@ -1,7 +1,5 @@
 """The records of a step and of an evaluation, and a log that takes them."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Folders of runs for tests: what job scripts note in them, runs that go on, status.py, and a pretended queue."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -8,8 +8,6 @@ with 1 where something differs, and names it. OUT keeps what was made (default: 
 2 cores; neither checkout is imported.
 """
 
-from __future__ import annotations
-
 import filecmp
 import json
 import os

@@ -1,7 +1,5 @@
 """Shards for tests, and runs of shard.py: as a user starts it, and in this process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

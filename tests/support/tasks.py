@@ -1,8 +1,6 @@
 """What tests of fine-tuning tasks share: a small vocabulary, items as text, logits that say something, files of SQuAD,
 and the files of tasks that README and docs/ speak of."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Sequence

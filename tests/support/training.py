@@ -1,7 +1,5 @@
 """Training runs of seconds, for tests: a small corpus, recipes and what is wrong with them, and the real command."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -2,8 +2,6 @@
 what they read and write; its compiler makes their machine code: python -m support.triton_kernels 90 bf16.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 PYTEST_DONT_REWRITE: a test module that names this one in `pytest_plugins` for its fixtures has imported it before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import json

@@ -1,7 +1,5 @@
 """The parts of `make gpu` are commands that their scripts understand, and goals are compared with what they measure."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

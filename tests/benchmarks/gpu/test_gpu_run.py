@@ -1,7 +1,5 @@
 """The parts of `make gpu` run one by one, and what each has measured is kept whatever the next one does."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Table 5 on one GPU: what is packed is all that is needed, and what is done in time comes into the table."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

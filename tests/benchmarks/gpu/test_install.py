@@ -1,7 +1,5 @@
 """The environment of `make gpu` uses what a machine has installed, and never takes another torch."""
 
-from __future__ import annotations
-
 import io
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What docs/gpu.md tells to type reaches the scripts as it says."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

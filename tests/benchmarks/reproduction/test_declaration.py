@@ -1,7 +1,5 @@
 """The declarations of the paper's tables are whole, have the paper's values and find their data."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import get_args

@@ -1,7 +1,5 @@
 """A table with its real commands, at the smallest size: text, pre-training, fine-tuning and minimal pairs."""
 
-from __future__ import annotations
-
 import io
 import json
 import lzma

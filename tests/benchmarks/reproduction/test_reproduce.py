@@ -1,7 +1,5 @@
 """Every table is made at toy scale, by commands that leave at once what the real ones would; what is there is used."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Claims are judged by a test over seeds, and columns without a signal claim nothing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Ranges of numbers beside a plain loop, and the hashes of 64-bit numbers: the same on every machine."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Ranks hear of one another's end by files in the folder that they share, and of nothing else."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Each launcher's environment."""
 
-from __future__ import annotations
-
 import pytest
 from support.commands import assert_refusal
 

@@ -1,7 +1,5 @@
 """Outputs take the place of nothing by mistake: what exists, what is read, pipes and devices, the mode of new files."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

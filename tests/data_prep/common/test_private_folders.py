@@ -1,7 +1,5 @@
 """Nobody but this user and root can have written compiled code that is loaded; processors of all kinds share it."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

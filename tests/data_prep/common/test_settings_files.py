@@ -1,7 +1,5 @@
 """Values of the command line, recipes that are nested too deep, and settings of several kinds in one table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Folders that another run has, that may not be entered, and that are gone for a while."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import itertools

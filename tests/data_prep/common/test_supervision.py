@@ -2,8 +2,6 @@
 
 A rank of mpirun works in a child, which hears the signals, ends as the rank would have, and is not killed with it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What is shown at a terminal, or through mpirun, whose ranks have a pseudo-terminal too; and the line of a step."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """A machine gets as many workers as it has cores and memory for; they run no code of others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Examples of full sentences of one document after another, with separators, as RoBERTa has them."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

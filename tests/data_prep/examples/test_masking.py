@@ -1,7 +1,5 @@
 """The masks of data_prep/masking.py, against the original's rules and its distributions."""
 
-from __future__ import annotations
-
 import itertools
 from random import Random
 from typing import NamedTuple

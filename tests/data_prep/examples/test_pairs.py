@@ -1,7 +1,5 @@
 """The segments of data_prep/examples/pairs.py: the original's rules for single examples, and draws as it makes them."""
 
-from __future__ import annotations
-
 import time
 from random import Random
 

@@ -1,7 +1,5 @@
 """The examples of a corpus, as a whole: distributed as the original's."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from random import Random

@@ -1,7 +1,5 @@
 """Parts of a corpus: the pools of which partners are drawn, rounds of merging, documents for validation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

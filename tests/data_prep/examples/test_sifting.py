@@ -1,7 +1,5 @@
 """Copies that are left out, sources that are limited or repeated, and passages held out where documents are few."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

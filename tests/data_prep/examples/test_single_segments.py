@@ -1,7 +1,5 @@
 """Examples of whole sentences, as many as fit; sentences that are longer than an example has room for are parted."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """The random numbers of streams.py have the bits of SplitMix64, and the streams of any two keys are unrelated."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

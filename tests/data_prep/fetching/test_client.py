@@ -1,7 +1,5 @@
 """Downloads go on where they stopped, only a file that is right takes its name, and what fails is told."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

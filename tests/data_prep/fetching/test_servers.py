@@ -1,7 +1,5 @@
 """Dumps of Wikipedia and data sets of the Hugging Face hub: which of their files are fetched, what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time

@@ -1,7 +1,5 @@
 """The page of a folder shows what an independent count of the text finds, escaped, and the same every time."""
 
-from __future__ import annotations
-
 import csv
 import json
 import random

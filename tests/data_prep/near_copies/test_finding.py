@@ -1,7 +1,5 @@
 """Near copies are those that comparing each document with each would find, and nothing else, whatever the machine."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import os

@@ -1,7 +1,5 @@
 """Documents that are alike share a key as likely as is promised, and are paired, however little is in memory."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Sequence

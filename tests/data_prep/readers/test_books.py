@@ -1,7 +1,5 @@
 """Plain text and markdown: paragraphs of books, without marks and licences, and files of one sentence a line."""
 
-from __future__ import annotations
-
 import gzip
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cutting files into spans and records: each exactly once, in bounded time and memory, also of compressed files."""
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import os

@@ -1,7 +1,5 @@
 """What is said of damaged files and of bytes that are no text, and what --errors skip saves of them."""
 
-from __future__ import annotations
-
 import bisect
 import bz2
 import gzip

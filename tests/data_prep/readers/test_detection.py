@@ -1,7 +1,5 @@
 """The format of a file is told by its content."""
 
-from __future__ import annotations
-
 import base64
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Filters ask of documents what they say they do; a sieve lets documents through as they say."""
 
-from __future__ import annotations
-
 import sys
 import unicodedata
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Files of a folder: what is no file, what tells a file, the bundles of work made of them, and the demo."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import os

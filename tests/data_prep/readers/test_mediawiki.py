@@ -1,7 +1,5 @@
 """MediaWiki's dumps, however they are packed, and WikiExtractor's output, with tags and as JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parquet and Arrow files as data sets are published in them, and as they get damaged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal
 

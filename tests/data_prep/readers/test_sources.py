@@ -1,7 +1,5 @@
 """From what is given as --docs to files."""
 
-from __future__ import annotations
-
 import glob
 import gzip
 import os

@@ -1,7 +1,5 @@
 """Paragraphs come apart into sentences, whatever is in them, by the rules of their language."""
 
-from __future__ import annotations
-
 import re
 import string
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Tables and JSON lines: texts, names, and what is said of what is no row."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Templates of wikitext are written as their text, or leave nothing at all behind."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """Wikitext to what a reader of the page sees as running text."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Byte-level BPE: ids equal to those of `tokenizers` on all text, forms of vocabularies that are read, and training."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

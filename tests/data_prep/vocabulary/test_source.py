@@ -1,7 +1,5 @@
 """Vocabularies of folders: their pieces and their casing, however the folder says it."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

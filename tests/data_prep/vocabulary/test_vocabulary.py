@@ -1,7 +1,5 @@
 """The vocabulary: learned the same way every time, checked when given, extended by words of the text."""
 
-from __future__ import annotations
-
 import random
 import tempfile
 from collections import Counter

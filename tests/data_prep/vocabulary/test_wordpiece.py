@@ -1,7 +1,5 @@
 """Our pieces are BertTokenizerFast's, on anything."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Words are split as the library does it, told apart, numbered and counted."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from pathlib import Path

@@ -1,8 +1,6 @@
 """A BiLSTM on packed rows against PyTorch's on every sequence alone: on an encoder that learns with it, on layers of a
 frozen one, and on ELMo's two side by side, whose layers are mixed by learned shares."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import get_args

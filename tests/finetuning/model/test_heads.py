@@ -1,8 +1,6 @@
 """Heads learn as those of transformers do, and GPT's language head beside them: by every piece but the first from those
 before it; and gradients of word embeddings as rows: every optimizer makes the same steps as with all of the table's."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 from pathlib import Path

@@ -2,8 +2,6 @@
 that look one way, where one piece stands for a text; and from short texts that are filled up to a fixed shape, as CUDA
 graphs need them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

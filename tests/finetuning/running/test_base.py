@@ -1,7 +1,5 @@
 """What `--model` names: folders, runs, checkpoints, names on the hub, nothing; and labels in another order."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Our fine-tuning has the losses of transformers' Trainer step by step, from one folder of weights by the same
 settings, and learns what it learns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice

@@ -1,8 +1,6 @@
 """A run of fine-tuning: the same however it is stopped, on any ranks and in any micro-batches; scores of a fine-tuned
 model without training; and a GPU, which scores as a CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The runs of a search: which there are, which one is best, what is kept of them, and what tells their data apart."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

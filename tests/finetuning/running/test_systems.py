@@ -1,8 +1,6 @@
 """The systems that BERT is compared with, by the real commands: trained, stopped and continued, and asked again; and
 numbers on a scale of their own."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

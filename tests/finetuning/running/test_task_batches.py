@@ -2,8 +2,6 @@
 those that would be computed; rows of different lengths beside lists of lists; and inputs of byte-level BPE as
 transformers makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import chain

@@ -1,8 +1,6 @@
 """Results of several models beside each other; GLUE's averages: the paper's numbers give the paper's average; charts:
 what they show, that nothing in them overlaps, that they are whole files or none, and never fail a run."""
 
-from __future__ import annotations
-
 import json
 import runpy
 import shutil

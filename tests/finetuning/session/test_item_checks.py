@@ -1,8 +1,6 @@
 """What a command says before it trains: of its data, of files that cannot be used, and of models and settings that do
 not fit together."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,8 +1,6 @@
 """A command as a whole: what it begins with, what it says, which commands its messages name, and how many runs go at a
 time."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

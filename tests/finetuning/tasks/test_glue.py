@@ -1,8 +1,6 @@
 """The tasks of GLUE from small files in their exact formats, with their quirks, and from the hub's Parquet; and the
 leaderboard's files."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,8 +1,6 @@
 """NER: every kind of file and fault, windows in which every word is tagged once, as transformers cuts it, with context
 around it, and scores by entity."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import string

@@ -1,8 +1,6 @@
 """Tasks of one's own: TOML files of each kind and format, what is wrong with them told at once, and what is laid out,
 held out and written of their texts."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Figures beside plain restatements of them, how far they may be off by chance, and where nothing can be told."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """SQuAD as a task: labels of windows, figures beside the official ones of the files it writes, articles held out; and
 the windows of a text with the best spans in them, beside plain loops over all pieces."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Sequence

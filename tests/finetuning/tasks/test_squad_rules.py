@@ -1,8 +1,6 @@
 """The official figures of SQuAD beside a second statement of their rules, each fault of its files, and what
 evaluate_squad.py says: figures on standard output, what is odd on standard error."""
 
-from __future__ import annotations
-
 import json
 import re
 import string

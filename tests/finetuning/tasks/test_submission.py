@@ -1,7 +1,5 @@
 """The zip that GLUE's leaderboard takes: all of its files, each with as many answers as it has questions."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Files of splits: which are found, what is said of those that are missing, and what is held out in their place; and
 SWAG from CSV with the official columns."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A served encoder computes what the encoder does: in one call of our kernels, or layer by layer."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections import deque

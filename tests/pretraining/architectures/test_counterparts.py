@@ -1,7 +1,5 @@
 """Every architecture against transformers: logits, gradients, and weights there and back."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

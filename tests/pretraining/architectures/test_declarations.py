@@ -1,7 +1,5 @@
 """What every architecture declares is what its modules are, by every objective that suits, for every task."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Folders in the forms in which models were published, which older versions of transformers wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoints that many ranks have written: what one rank asks of the file system to save and to go on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

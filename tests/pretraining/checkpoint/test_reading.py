@@ -1,7 +1,5 @@
 """Checkpoints: what is written and read, which one a run goes on from, which are kept, and those that are refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """What cannot be in a recipe, its objective included: every mistake is named with its cure."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

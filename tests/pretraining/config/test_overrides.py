@@ -1,7 +1,5 @@
 """Recipes: what they say, take over from a base model and from the command line, and how every mistake is named."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

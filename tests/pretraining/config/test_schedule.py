@@ -1,7 +1,5 @@
 """The learning rate, against transformers' schedules and the formulas of the recipes' sources."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

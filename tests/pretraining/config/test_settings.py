@@ -1,7 +1,5 @@
 """What a recipe may say: the recipes of the house, the settings and their page, and the arithmetic of a step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the model gets to see: the right examples and masks, dealt evenly, the same for any number of ranks."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Shards of examples are mapped where they are needed, and no damage in them gets through."""
 
-from __future__ import annotations
-
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The order of examples: bijections, and the same for every way of slicing it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Norms of gradients, and factors that clip them, against PyTorch's in fp64."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

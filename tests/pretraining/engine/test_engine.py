@@ -1,7 +1,5 @@
 """The engine under every ZeRO stage against PyTorch alone, what DeepSpeed is told, and one step of training."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What only a GPU can show: the flash kernels, the model in bf16 on the device, and that the host never waits."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

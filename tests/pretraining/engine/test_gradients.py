@@ -1,7 +1,5 @@
 """Gradients under ZeRO 1: which bucket holds what, the sums of steps, and what the ranks make of them together."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Sums over ranks: each share at its owner, by gloo, by the launches of a pretended NCCL, and through memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path

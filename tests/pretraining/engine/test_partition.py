@@ -1,7 +1,5 @@
 """What flat tensors hold: every element once, whatever the sizes; and layouts that are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """In which numbers a model computes, what a GPU is and can do, and what is refused where a device has it not."""
 
-from __future__ import annotations
-
 import os
 import platform
 import sysconfig

@@ -1,7 +1,5 @@
 """The page on other programs: each of its blocks is run as it stands, where its first import is installed."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

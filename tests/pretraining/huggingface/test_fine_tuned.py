@@ -1,7 +1,5 @@
 """Fine-tuned folders: ours load in transformers, those of transformers load here, with names of labels and logits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Folders of transformers: read from every kind of file, written whole or not at all, every kind of damage named."""
 
-from __future__ import annotations
-
 import errno
 import json
 import logging

@@ -1,7 +1,5 @@
 """Model cards say how a model came about, with units and without what means nothing; and are cards without it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

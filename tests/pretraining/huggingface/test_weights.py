@@ -1,7 +1,5 @@
 """Weights and configs of transformers: there and back bit for bit; what does not fit or has changed is refused."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shlex

@@ -1,7 +1,5 @@
 """Checkpoints of ranks that share models: any other number of them goes on from these, and a lost share is named."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import replace

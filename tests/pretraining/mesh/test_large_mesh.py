@@ -1,8 +1,6 @@
 """What a rank holds that shares a model: of GPT-2 of 8.3 billion weights, on a device that holds nothing, and of a
 smaller one in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Which rank holds what, the two operations of a tensor group, and losses over shares of a vocabulary."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Ranks that share models learn what ranks with whole ones do, and with each of some planted faults something else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple

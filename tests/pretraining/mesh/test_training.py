@@ -1,7 +1,5 @@
 """The real command with ranks that share a model: what it learns, saves and exports, and what it refuses of them."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """States of a few pieces are those that all would have had; rows of zeros behind the pieces change nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Attention against a softmax written out, in every way that there is, those for GPUs too."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

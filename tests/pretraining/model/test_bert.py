@@ -1,7 +1,5 @@
 """The model against transformers' own, its sizes, and its batches."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The library of CPU kernels that is loaded is whole and nobody else's; and products whose operands it turns around."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """What the encoder asks of a GPU and of torch.compile, seen on a CPU."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

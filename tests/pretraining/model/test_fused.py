@@ -1,7 +1,5 @@
 """Operations between products by PyTorch, our kernels for CPUs and those for GPUs, against fp64; masks of dropout."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Where there is a GPU, it runs there; elsewhere Triton's interpreter runs it in Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -3,8 +3,6 @@
 Where there is a GPU, they run there; elsewhere Triton's interpreter runs them in Python.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Where there is no GPU, tensors of the host stand for those on one, and Triton's interpreter runs the kernels.
 """
 
-from __future__ import annotations
-
 import ast
 import warnings
 from collections.abc import Iterator

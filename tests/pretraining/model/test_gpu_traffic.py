@@ -4,8 +4,6 @@ Of a layer, tensors have sizes and no contents (PyTorch's `meta` device), and ev
 backward, with dropout, in bf16. Of a kernel, Triton's interpreter counts. U is the size of a layer's hidden states.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The loss of predictions by PyTorch, our kernels for CPUs and those for GPUs, whole and in chunks, against fp64."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from importlib.util import find_spec

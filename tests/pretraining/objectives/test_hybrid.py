@@ -1,7 +1,5 @@
 """`hybrid` against plain PyTorch, sequence by sequence: some see what is before, the others both sides and masks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 

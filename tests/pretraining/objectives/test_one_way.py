@@ -1,7 +1,5 @@
 """`ltr` and `rtl` against plain PyTorch, sequence by sequence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """`rtd` against ELECTRA in transformers: a generator and a discriminator on the same embeddings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """LAMB under every ZeRO stage against LAMB written down once more, and by NVIDIA apex's kernels."""
 
-from __future__ import annotations
-
 import math
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Muon against PyTorch's own, against its iteration in fp64, on any ranks, and against AdamW where it is Adam."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

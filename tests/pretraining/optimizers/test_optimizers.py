@@ -1,7 +1,5 @@
 """AdamW against PyTorch's own and the formula in fp64, by either kernel, and what decays."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from itertools import product

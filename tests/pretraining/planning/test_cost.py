@@ -1,7 +1,5 @@
 """The model of a step's time: what more of anything may do to it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

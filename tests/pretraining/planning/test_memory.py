@@ -1,7 +1,5 @@
 """Which micro-batches there can be, and the search for the largest that fits."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The planned memory of weights, gradients and the optimizer, against the peaks of PyTorch's allocator on CPU ranks."""
 
-from __future__ import annotations
-
 import gc
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The plan of a run: arithmetic, memory and hours, all faults of recipe and data together, and what --check says."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

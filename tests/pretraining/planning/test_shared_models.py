@@ -1,7 +1,5 @@
 """Plans of ranks that share a model: memory, sums, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Values that a thread prepares ahead of whoever takes them."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the monitor makes of beats, one each second."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """How a process ends: what it prints, what it leaves in the run's folder, and with which code."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

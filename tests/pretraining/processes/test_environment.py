@@ -1,7 +1,5 @@
 """What a process is given before PyTorch is loaded."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """A GPU that fails is a lost rank whose node the next start leaves out; a wrong program is not started again."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Ranks that meet, agree and part, and what a rank computes with."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

@@ -2,8 +2,6 @@
 
 Two machines that do so: tests/end_to_end/test_several_machines.py."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """Ranks believe what a rank of the same start has signed, and nothing else that stands in their store."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

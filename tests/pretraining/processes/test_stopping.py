@@ -1,7 +1,5 @@
 """How a time limit is written, and what signals ask for."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import time

@@ -1,7 +1,5 @@
 """Ranks that fail, die or hang end the run on all, named; and nothing else does."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

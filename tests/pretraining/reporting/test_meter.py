@@ -1,7 +1,5 @@
 """What training does and its hardware can do, measured exactly: sums over steps and ranks, time without pauses."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The files of a run: each record once, whatever is cut off; what is read of them again; chart and console."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

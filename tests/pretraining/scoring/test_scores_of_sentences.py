@@ -1,7 +1,5 @@
 """Scores of sentences and shards are those of plain scorers, and continuations those of transformers."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

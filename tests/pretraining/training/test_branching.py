@@ -1,7 +1,5 @@
 """Where a branch begins: what it takes of the other run, and what is left where it cannot."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """From a run to a folder of transformers: what is checked before the word "exported" is printed."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """What a phase does without a run, and what is found wrong with losses and gradients."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from pathlib import Path

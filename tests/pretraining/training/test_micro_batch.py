@@ -1,7 +1,5 @@
 """A trial of a micro-batch: it computes what a step would, finds what fits, and leaves nothing behind."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

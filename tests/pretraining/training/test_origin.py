@@ -1,7 +1,5 @@
 """A model that a run begins with: its weights in a new model, with new pieces and positions."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
