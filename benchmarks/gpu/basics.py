@@ -50,13 +50,7 @@ STEPS = 2
 """Steps of smoke; the second one shows whether the first has left a valid state."""
 LEAST_MEMORY = 60
 """GiB of a GPU that the contests need."""
-KERNELS = tuple(
-    f"tests/pretraining/{name}.py"
-    for name in (
-        "engine/test_gpu",
-        *(f"model/test_{each}" for each in ("gpu_kernels", "gpu_attention", "fused", "losses")),
-    )
-)
+KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model/test_fused model/test_losses"
 """The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
 
 
@@ -171,7 +165,7 @@ def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
 def list_marked_tests(only: str) -> list[str]:
     """Lists the test files marked `gpu`: those of kernels, the others, or all."""
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
-    kernels = {ROOT / name for name in KERNELS}
+    kernels = {ROOT / "tests/pretraining" / f"{name}.py" for name in KERNELS.split()}
     return [str(path) for path in marked if only == "all" or (path in kernels) == (only == "kernels")]
 
 
