@@ -95,8 +95,8 @@ class Features(Section):
     depth: Positive = 2
     """Layers of the BiLSTM."""
     cache_gb: Annotated[float, Field(ge=0), May.CHANGE_BETWEEN_STARTS] = 4.0
-    """Keep the activations of all items in memory where they take no more than this, 10⁹ bytes; otherwise they are
-    computed again in every epoch."""
+    """Keep the activations of all items in memory if they take at most this many GB; else each epoch computes them
+    again."""
 
 
 class BiLstm(Section):
@@ -133,8 +133,8 @@ class FineTuning(Computing):
     decay: Literal["linear", "constant"] = "linear"
     """Learning rate after the warm-up."""
     language_loss: Annotated[float, Field(ge=0)] = 0.0
-    """GPT's λ: this much of the language head's mean loss of a piece, on the same texts, is added to the loss of the
-    task. It needs a model of the objective ltr; 0: none."""
+    """GPT's λ: weight of the language head's loss on the same texts, added to the task's loss. Needs a model of the
+    objective ltr; 0: none."""
     length: Annotated[int, Field(ge=8, lt=2**31)] = 128
     """Longest sequence, in pieces."""
     evaluations: Positive = 1

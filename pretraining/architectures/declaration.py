@@ -308,7 +308,7 @@ def read_shape(values: Mapping[str, Any]) -> Shape:
 
 def join_all_settings(module: str) -> type[ModelSettings]:
     """Makes a class `Model` of this module with the settings of all architectures."""
-    meaning = "The architecture: " + ", or ".join(f"`{name}`, {kind.title}" for name, kind in architectures().items())
+    meaning = "; ".join(f"`{name}`: {kind.title}" for name, kind in architectures().items())
     size: Any = (Literal[tuple(list_sizes())] | None, Field(None, description="One of the published sizes."))
     return joined_settings(
         "Model", ModelSettings, _settings_of_all(), ARCHITECTURE, f"{meaning}.", module, KEY, size=size

@@ -109,8 +109,8 @@ class Compute(Section):
     kernels: Literal["auto", "torch"] = "auto"
     """`auto`: our fused operations, on a GPU where Triton can compile them; `torch`: only those of torch."""
     attention: Literal["auto", "flash", "own"] = "auto"
-    """Attention on a GPU in 16 bits: by PyTorch's `flash` kernels; by our `own`, which drop what a CPU drops, for
-    sequences of up to 512 pieces; `auto`: by what was measured to be faster, which today is `flash`."""
+    """16-bit attention on a GPU: PyTorch's `flash` kernels, or our `own`, whose dropout is that of a CPU, up to 512
+    pieces. `auto` takes the faster, today `flash`."""
     deterministic: bool = False
     """Use only deterministic operations: slower on a GPU; on a CPU all are deterministic anyway."""
     threads: Positive | None = None
@@ -120,8 +120,8 @@ class Compute(Section):
 class Phase(Section):
     """A stretch of training on sequences of one length.
 
-    A phase with a `learning_rate` starts a schedule. A phase without one continues the schedule of the phase before,
-    which then spans the steps of both.
+    A phase with a `learning_rate` starts a new schedule. Without one, the schedule of the phase before covers this
+    phase's steps too.
     """
 
     name: Annotated[str, Field(min_length=1)]
@@ -155,8 +155,8 @@ class Phase(Section):
     decay_steps: Annotated[Count | None, InsteadOf(("decay_share",)), OfSchedule(("wsd",))] = None
     """Last steps, in which the learning rate of `wsd` falls, instead of their share."""
     new_positions: Literal["drawn", "copied"] = "drawn"
-    """Initial embeddings of positions that no phase before has trained: `drawn` at random with all weights, as in the
-    paper, or `copied` from the trained positions, so that relations between neighbours hold at once."""
+    """First embeddings of positions that no earlier phase trained: `drawn` at random, as in the paper, or `copied` from
+    trained positions."""
     decay_from: Annotated[Literal["warmup", "start"], OfSchedule(("linear", "polynomial", "cosine"))] = "warmup"
     """Begin of the decay; `start`, as in the original BERT and NVIDIA's: the warm-up replaces its first part."""
 
@@ -253,8 +253,8 @@ class Recipe(Computing):
     hours: Annotated[Annotated[float, Field(gt=0)] | None, InsteadOf(("steps",))] = None
     """Hours of all phases, if these give shares: phases and learning rate then go by the clock."""
     base_model: Annotated[Annotated[str, Field(min_length=1)] | None, ShortFlag("init")] = None
-    """The model whose weights a run begins with, and which gives the sizes: a folder of transformers, a run, a
-    checkpoint, or a name on the Hugging Face hub. `--init` is short for it."""
+    """The model whose weights and sizes a run begins with: a folder of transformers, a run, a checkpoint, or a name
+    on the Hugging Face hub. `--init` is short for it."""
     objective: Objective = Objective()
     """The training objective."""
     model: Model = Model()

@@ -280,7 +280,7 @@ def _find_by_name(name: str) -> Objective:
 
 def join_all_settings(module: str) -> type[ObjectiveSettings]:
     """Makes a class `Objective` of this module with the settings of all objectives."""
-    meaning = "The objective: " + ", or ".join(f"`{name}` {kind.learns}" for name, kind in objectives().items()) + "."
+    meaning = "; ".join(f"`{name}` {kind.learns}" for name, kind in objectives().items()) + "."
     return joined_settings("Objective", ObjectiveSettings, _settings_of_all(), OBJECTIVE, meaning, module)
 
 

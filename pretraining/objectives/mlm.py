@@ -53,8 +53,8 @@ class MaskedSettings(ObjectiveSettings):
     next_sentences: bool = True
     """mlm, hybrid: learn also whether B follows A, where the data has pairs. Without it the same pairs are read."""
     masks: Literal["static", "dynamic"] = "static"
-    """mlm, hybrid, rtd: the masks of the data, or `dynamic`: others in every epoch, of single pieces, drawn from the
-    same text. A validation has those of the data in any case."""
+    """mlm, hybrid, rtd: `static`, the masks in the data, or `dynamic`, new masks of single pieces in every epoch.
+    Validation uses those in the data."""
     rate: MaskShare = 0.15
     """mlm, hybrid, rtd, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP]
     count."""

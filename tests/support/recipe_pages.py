@@ -19,24 +19,18 @@ from pretraining.config.settings import Recipe
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = 1 << 31
 """Limits from here on are those of machine integers, and are left out."""
-KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
-LIMITS = {
-    "minimum": "of at least {}",
-    "exclusiveMinimum": "above {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "below {}",
-}
+KINDS = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text"}
+LIMITS = {"minimum": "≥{}", "exclusiveMinimum": ">{}", "maximum": "≤{}", "exclusiveMaximum": "<{}"}
 """The limits of numbers in JSON Schema, and their wording."""
 OPENING = """\
 <!-- Written by `make recipes-page` from pretraining/config/settings.py: change that, not this. -->
 
 # What a recipe can say
 
-A recipe is a TOML file. Every value can be given anew on the command line, by its dotted name: `--seed 7`,
-`--model.size mini`, `--phases.0.steps 100` (phases count from 0). What is not given has the default; what cannot be is
-refused before anything begins: all wrong values at once, then all that do not go together. `recipe.toml` in a run's
-folder has all values as they were understood. Numbers with their sources are in
-[pretraining/recipes](../pretraining/recipes).
+A recipe is a TOML file. The command line overrides every value by its dotted name: `--seed 7`, `--model.size mini`,
+`--phases.0.steps 100` (phases count from 0). A key that is not given has its default. Invalid values and values that
+contradict each other are refused before anything begins. `recipe.toml` in a run's folder has all values of the run.
+[pretraining/recipes](../pretraining/recipes) has recipes with the sources of their numbers.
 """
 FINE_TUNING = """\
 <!-- Written by `make recipes-page` from finetuning/settings.py: change that, not this. -->
@@ -45,14 +39,12 @@ FINE_TUNING = """\
 
 A recipe is a TOML file, or one of those in [finetuning/recipes](../finetuning/recipes) by its name: `--recipe glue`.
 Comments there name the source of each number. The command line overrides every value by its dotted name: `--seed 7`,
-`--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. A key that is not given has its default. Invalid values
-are refused before anything begins, all at once; then those that do not go together.
+`--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. A key that is not given has its default.
 """
 DEEPSPEED = f"""\
 ## [deepspeed]
 
-Settings of DeepSpeed's own, as its documentation has them, for what the recipe has no name for. What follows from the
-recipe, such as batches, precision and the ZeRO stage, is refused here. Open are:
+Settings of DeepSpeed for which recipes have no key of their own, named as in its documentation. Allowed are:
 
 {", ".join(f"`{name}`" for name in sorted(OPEN))}
 """
@@ -69,9 +61,13 @@ def make_pages() -> dict[Path, str]:
 def make_page(settings: type[Section], opening: str, others: Mapping[str, str]) -> str:
     """Makes a page of all settings; `others`: sections on tables that are not ours, by name."""
     inner = tables(settings)
+    shared = [] if settings is Recipe else [name for name in inner if tables(Recipe).get(name) is inner[name]]
     values = [name for name in settings.model_fields if name not in {*inner, *others}]
     parts = [opening, "## At the top\n\n" + make_table(settings, values)]
-    for name in inner:
+    if shared:
+        titles = ", ".join(f"`[{name}]`" for name in shared)
+        parts.append(f"## Shared sections\n\n{titles} are described in [recipes.md](recipes.md).\n")
+    for name in (name for name in inner if name not in shared):
         title, own = f"[[{name}]]" if is_list(settings, name) else f"[{name}]", settings.model_fields[name].default
         parts.append(make_section(title, inner[name], own if isinstance(own, Section) else None))
     return "\n".join([*parts, *others.values()])
@@ -108,13 +104,13 @@ def describe_values(schema: dict[str, Any]) -> Iterator[str]:
         for kind in schema["anyOf"]:
             yield from describe_values(kind)
     elif "enum" in schema:
-        yield "one of " + ", ".join(map(format_code, schema["enum"]))
+        yield ", ".join(map(format_code, schema["enum"]))
     elif "const" in schema:
         yield format_code(schema["const"])
     elif schema["type"] == "array":
         items = schema.get("prefixItems", [])  # of a list of any length, every item is as `items` says
         count = f" of {len(items)}" if items else ""
-        yield f"a list{count}, each {next(describe_values(items[0] if items else schema['items']))}"
+        yield f"list{count}: {next(describe_values(items[0] if items else schema['items']))}"
     elif schema["type"] != "null":
         found = [
             words.format(f"{schema[key]:g}") for key, words in LIMITS.items() if schema.get(key, MACHINE) < MACHINE
