@@ -24,6 +24,7 @@ DEVICE = torch.device("cuda", 0) if has_gpu() else HOST
 ON_DEVICE = [pytest.mark.gpu] if has_gpu() else []
 """The marks of tests that run there."""
 KERNELS, TRITON = pytest.param("kernels", marks=pytest.mark.kernels), pytest.param("triton", marks=ON_DEVICE)
+by_ours = pytest.mark.parametrize("way", [KERNELS, TRITON])
 by_each = pytest.mark.parametrize("way", ["torch", KERNELS, TRITON])
 NONE = Dropout(0.0, torch.empty(0, dtype=torch.int32))
 

@@ -14,11 +14,9 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.operations import (
-    HOST,
-    KERNELS,
     NONE,
-    TRITON,
     by_each,
+    by_ours,
     compute_by,
     exactly,
     keys_of,
@@ -39,6 +37,7 @@ from pretraining.model.fused import add_and_norm, add_then_norm, drop, embed, ge
 from pretraining.processes.environment import prepare_process
 
 ROWS, WIDTHS = st.integers(1, 40), st.one_of(st.integers(1, 80), st.sampled_from([128, 300]))
+CPU = torch.device("cpu")
 SCALES = st.sampled_from([0.01, 1.0, 5.0, 40.0])
 
 
@@ -130,7 +129,7 @@ def test_positions_rotate_queries_and_keys_as_in_transformers(
 ) -> None:
     (qkv,) = tensors(6, (40, 3 * heads * size), dtype=dtype)
     positions = torch.tensor([*range(11), *range(20, 0, -1), 700, 8191])
-    assert make_turns(160_000.0, size, 8192, HOST) is make_turns(160_000.0, size, 8192, HOST)
+    assert make_turns(160_000.0, size, 8192, CPU) is make_turns(160_000.0, size, 8192, torch.device("cpu"))
 
     def ours(qkv: Tensor) -> Tensor:
         turns = make_turns(160_000.0, size, 8192, qkv.device)
@@ -151,13 +150,13 @@ def test_positions_rotate_queries_and_keys_as_in_transformers(
 def test_positions_rotate_in_fp64_with_fp64() -> None:
     """Finite differences would show a rounding to fp32."""
     (qkv,) = tensors(9, (4, 3 * 2 * 4), dtype=torch.float64)
-    turns = make_turns(10.0, 4, 4, HOST)
+    turns = make_turns(10.0, 4, 4, CPU)
     assert torch.autograd.gradcheck(lambda x: rotate(x, torch.arange(4), turns, 2), [qkv.requires_grad_()])
 
 
-@pytest.mark.parametrize("way", [KERNELS, TRITON])
+@by_ours
 def test_in_16_bits_the_error_is_that_of_rounding(way: str) -> None:
-    """On a GPU half a unit in the last place of what is written; on a CPU, where sums are rounded in between, a whole."""
+    """On a GPU half a unit in the last place of what is written; on a CPU a whole one."""
     dropout, mask = make_masked(way, 0.2, 33, 96)
 
     def norm(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -288,7 +287,7 @@ def test_where_autocast_mixes_types_pytorch_computes() -> None:
 def test_a_block_compiles_as_a_whole() -> None:
     """Norm before the block, rotary positions and a gate, by PyTorch's operations, which torch.compile fuses."""
     inputs = tensors(8, (20, 96), (96,), (20, 96))
-    turns, positions = make_turns(10_000.0, 16, 20, HOST), torch.arange(20)
+    turns, positions = make_turns(10_000.0, 16, 20, CPU), torch.arange(20)
     dropout = Dropout(0.3, keys_of(20))
 
     def block(dropout: Dropout, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:

@@ -11,13 +11,11 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.operations import KERNELS, TRITON, by_each, compute_by, exactly, results
+from support.operations import KERNELS, TRITON, by_each, by_ours, compute_by, exactly, results
 from torch import Tensor
 
 from pretraining.model import losses
 from pretraining.model.losses import cross_entropies, log_probabilities, loss_in_chunks, masked_loss
-
-by_ours = pytest.mark.parametrize("way", [KERNELS, TRITON])
 
 
 @pytest.fixture(autouse=True, scope="module")
