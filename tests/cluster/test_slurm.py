@@ -158,15 +158,6 @@ def test_a_rank_that_fails_at_once_ends_the_job_with_its_code(site: Site, preten
     assert "a rank has failed with 1" in site.log(job)
 
 
-def test_shards_are_read_from_the_nodes_own_disk(site: Site, pretended: dict[str, str], tmp_path: Path) -> None:
-    """Where they fit; nothing of them stays there."""
-    own = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path), "RUN": "staged"}
-    job = site.pretrain("staged", "--nodes=1", **pretended, **own)
-    site.slurm.wait(job, "COMPLETED", seconds=30)
-    assert f"{tmp_path}/cloze-{job}/manifest.json\n" in site.log(job)
-    assert not [*tmp_path.iterdir()]
-
-
 def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
     job = site.begin("preempted", 20)
     stronger = site.slurm.submit(["-p", "urgent", "--exclusive", "--wrap", "true"], site.folder)
@@ -282,15 +273,6 @@ def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
     assert all(point["efficiency"]["median"] > 0 and point["ideal"]["median"] > 0 for point in points)
     *_, last = site.log(job).splitlines()
     assert last == "kept in runs/scaling/scaling.json"
-
-
-def test_a_mistake_fails_at_once(site: Site) -> None:
-    variables = {**site.variables, "CLOZE_SHARDS": "data/wiki", "CLOZE_RUN": "runs/bad"}
-    words = ["--gpus-per-node=1", "cluster/pretrain_large.slurm", "--phases.0.stps", "3"]
-    job = site.slurm.submit(words, site.folder, variables)
-    site.slurm.wait(job, "FAILED", seconds=60)
-    assert "did you mean phases.0.steps?" in site.log(job)
-    assert site.slurm.job(job)["ExitCode"] == "2:0"
 
 
 def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
