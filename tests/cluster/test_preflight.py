@@ -16,7 +16,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import torch
 from support.commands import run_main, wait_for
 from support.faults import replace
 from support.marks import slow

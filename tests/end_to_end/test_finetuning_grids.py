@@ -84,13 +84,8 @@ def test_two_commands_in_one_folder(toy: Toy, tune: Tune) -> None:
     run.end()
 
 
-HOLD = """
-import fcntl, sys, time
-with open(sys.argv[1], "a+") as file:
-    fcntl.lockf(file, fcntl.LOCK_EX)
-    print("held", flush=True)
-    time.sleep(float(sys.argv[2]))
-"""
+HOLD = "import fcntl, sys, time\nfile = open(sys.argv[1], 'a+')\nfcntl.lockf(file, fcntl.LOCK_EX)\n"
+HOLD += "print('held', flush=True)\ntime.sleep(float(sys.argv[2]))"
 """A worker whose command was killed, and which saves yet."""
 
 
@@ -115,8 +110,6 @@ def test_check_writes_nothing(toy: Toy, tune: Tune) -> None:
     lines = "toy +classes +40 +24 +6 +4 +10\n|learning rates +0.003, 0.001|batch +8|seeds +1, 2|precision +fp32"
     for line in (*lines.split("|"), "at a time +1 of 4 runs"):
         assert re.search(line, printed), line
-    named = str(toy.folder), str(toy.data), "toy: "  # lines with folders, or of what was seen in the data, are as long
-    assert all(len(line.rstrip()) <= 80 for line in printed.splitlines() if not any(name in line for name in named))
 
 
 @pytest.mark.slow

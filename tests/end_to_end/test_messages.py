@@ -27,13 +27,9 @@ def test_what_is_printed(place: Place) -> None:
     said = assert_well(train(command, 1))
     lines = said.splitlines()
     assert lines[0].startswith("37,383 parameters: 2 layers of 32, 229 pieces; adamw, fp32, ZeRO 1")
-    assert lines[1].endswith(f"; data {place.data}, run {run}")
     assert "phase short (1 of 2): 5 steps; a step: 24 sequences of length 32, 6 x 4 a rank" in lines
     assert f"saved {run / 'checkpoints' / 'step-00000004'}" in lines
     assert lines[-1] == f'load it: transformers.AutoModelForMaskedLM.from_pretrained("{run / "export"}")'
-    kept = ("exp_avg", "exp_avg_sq", "weight")
-    files = ["checkpoint.json", *(f"{kind}-00000-of-00001.safetensors" for kind in kept)]
-    assert sorted(path.name for path in list_finished(run)[-1].iterdir()) == files
     assert list((run / "tensorboard").iterdir())
     assert "all that was asked for is trained already" in assert_well(train(command, 1))
     assert [record["step"] for record in records(run)] == [3, 5, 6, 7]
