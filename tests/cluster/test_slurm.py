@@ -26,7 +26,6 @@ STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.eve
 SOME, PATIENT = range(1, 20), {"CLOZE_TRIES": "20"}
 """Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back
 may still end what it has of the last start, and with it the next one."""
-FLOORS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 
 
 PRETENDED = """\
@@ -96,7 +95,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
 def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Cloze's folder, with shards of a small text, and a recipe of a small model."""
     folder = tmp_path_factory.mktemp("home")
-    for name in FLOORS:
+    for name in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
         (folder / name).symlink_to(ROOT / name)
     make_shards(folder / "data" / "wiki")
     (folder / "recipe.toml").write_text(RECIPE)

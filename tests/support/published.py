@@ -87,9 +87,8 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
     dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
     cluster = make_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
     size = 2 if dtype == "fp16" else 4
-    exchange = StepTraffic(
-        count_parameters(row["model"]), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False
-    )
+    parameters, traffic = count_parameters(row["model"]), optimizers()["lamb"].traffic
+    exchange = StepTraffic(parameters, 0, size, traffic, gradient_bytes=size, hides=False)
     work = work_of(row, length)
     slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
     return estimate_step(cluster, slower, exchange, accumulation).total

@@ -20,12 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MACHINE = 1 << 31
 """Limits from here on are those of machine integers, and are left out."""
 KINDS = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "string": "a text"}
-LIMITS = {
-    "minimum": "of at least {}",
-    "exclusiveMinimum": "above {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "below {}",
-}
+LIMITS = {"minimum": "of at least {}", "exclusiveMinimum": "above {}"}
+LIMITS |= {"maximum": "at most {}", "exclusiveMaximum": "below {}"}
 """The limits of numbers in JSON Schema, and their wording."""
 OPENING = """\
 <!-- Written by `make recipes-page` from pretraining/config/settings.py: change that, not this. -->
