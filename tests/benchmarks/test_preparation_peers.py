@@ -63,8 +63,8 @@ def test_the_original_writes_padded_examples(job: ExamplesJob, tmp_path: Path) -
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Very little text."""
-    for name, sizes in {"PEER_MB": (0.01,), "RUN_MB": (0.01,)}.items():
-        monkeypatch.setattr(preparation, name, sizes)
+    monkeypatch.setattr(preparation, "PEER_MB", (0.01,))
+    monkeypatch.setattr(preparation, "RUN_MB", (0.01,))
     monkeypatch.setattr(preparation, "measure_growth", lambda *_: [])
     return monkeypatch
 

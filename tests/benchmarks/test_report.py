@@ -69,9 +69,8 @@ def test_results_and_contests_are_printed(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_cells() -> None:
-    assert [format_cell(value) for value in (None, True, 3, 1234567, 0.123456, 45678.9, 1e-7)] == [
-        *("", "yes", "3", "1,234,567", "0.123", "45,679", "1e-07")
-    ]
+    found = [format_cell(value) for value in (None, True, 3, 1234567, 0.123456, 45678.9, 1e-7)]
+    assert found == ["", "yes", "3", "1,234,567", "0.123", "45,679", "1e-07"]
     assert format_cell({"median": 0.5, "lowest": 0.25, "highest": 0.75}, "share_of_it") == "50.0% (25.0% to 75.0%)"
 
 
@@ -93,30 +92,30 @@ def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def results(*sides: str, benchmark: str = "inference") -> dict[str, Any]:
+    def measured(*sides: str, **more: Any) -> dict[str, Any]:
         contest = {"sides": {side: {"p50_ms": 1.0} for side in sides}}
-        return {"format": 2, "benchmark": benchmark, "environment": {}, "models": {"mini": {"1 x 128": contest}}}
+        return results("inference", **{"models": {"mini": {"1 x 128": contest}}, **more})
 
     path = tmp_path / "inference-here.json"
-    assert write_results(path, results("ours", "onnxruntime")) == path
-    own = write_results(path, results("ours"))
+    assert write_results(path, measured("ours", "onnxruntime")) == path
+    own = write_results(path, measured("ours"))
     assert own != path
     assert "onnxruntime (models, mini, 1 x 128)" in capsys.readouterr().err
-    assert json.loads(path.read_text()) == results("ours", "onnxruntime")
-    assert json.loads(own.read_text()) == results("ours")
-    assert write_results(path, results("ours", "onnxruntime", "another")) == path
+    assert json.loads(path.read_text()) == measured("ours", "onnxruntime")
+    assert json.loads(own.read_text()) == measured("ours")
+    assert write_results(path, measured("ours", "onnxruntime", "another")) == path
     assert read_all(tmp_path).keys() == {path.stem}, "what is partial is on no page"
     for models in ({"mini": dict[str, Any]()}, dict[str, Any]()):
-        assert write_results(path, {**results("ours"), "models": models}) == own
+        assert write_results(path, measured("ours", models=models)) == own
         assert "ours (models, mini, 1 x 128)" in capsys.readouterr().err
-    write_results(tmp_path / "more", {**results("ours"), "growth": []})
-    write_results(tmp_path / "more", results("ours"))
+    write_results(tmp_path / "more", measured("ours", growth=[]))
+    write_results(tmp_path / "more", measured("ours"))
     assert "it has growth, which is not measured here" in capsys.readouterr().err
-    write_results(tmp_path / "rows", {**results("ours"), "speeds": [{"length": 128}, {"length": 512}]})
-    write_results(tmp_path / "rows", {**results("ours"), "speeds": [{"length": 512}]})
+    write_results(tmp_path / "rows", measured("ours", speeds=[{"length": 128}, {"length": 512}]))
+    write_results(tmp_path / "rows", measured("ours", speeds=[{"length": 512}]))
     assert "it has row 2 of speeds, which is not measured here" in capsys.readouterr().err
     path.write_text("notes of mine")
-    assert write_results(path, results("ours")) != path
+    assert write_results(path, measured("ours")) != path
     assert path.read_text() == "notes of mine"
 
 

@@ -136,9 +136,6 @@ def test_a_contest_is_measured_kept_and_told(shared: Place, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.glob("profile/*/profile/*.txt")] == ["table.txt"]
     assert "sequences/s" in done.output
     assert done.errors == ""
-    again = measured("tiny-32-1", "--dtype", "fp32", "--rounds", "1")
-    assert again.code == 0, again.errors
-    assert read_results(out)["contests"]["tiny-32"]["dtype"] == "fp32"
     out.unlink()
     beside = measured("modern:tiny-32-2", "--rounds", "1", "--peer", "transformers", "--against", "cloze, bert")
     assert beside.code == 0, beside.errors

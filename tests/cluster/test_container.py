@@ -85,9 +85,8 @@ def test_both_recipes_make_the_same_image() -> None:
     assert f"\nBootstrap: docker\nFrom: {base[1]}\n" in apptainer
     assert re.fullmatch(r"nvidia/cuda:\d+\.\d+\.\d+-cudnn-devel-ubuntu\d+\.\d+", base[1])
     copied = re.findall(r"^COPY (\S+) (\S+/)$", docker, re.MULTILINE)
-    assert [(name, f"{folder}{Path(name).name}") for name, folder in copied] == re.findall(
-        r"^    (\S+) (/\S+)$", re.split(r"^%\w+$", apptainer, flags=re.MULTILINE)[1], re.MULTILINE
-    )
+    files = re.findall(r"^    (\S+) (/\S+)$", re.split(r"(?m)^%\w+$", apptainer)[1], re.MULTILINE)
+    assert [(name, f"{folder}{Path(name).name}") for name, folder in copied] == files
     for name, _ in copied:
         assert (ROOT / name).exists()
     (step,) = re.findall(r"^RUN .*?(PIP_NO_CACHE_DIR=1 \S+)$", docker, re.MULTILINE)

@@ -95,11 +95,8 @@ ENDS = """mkdir -p runs/any; echo '{"code": %d, "start": "7.%d"}' > runs/any/end
 """Records the end of the run in the shell: its exit code, and the number of the job's start."""
 AFTER_ITS_END = "trap 'exit {}' TERM; sleep 50 >&- 2>&- & wait"
 UNTIL_ASKED = "until [[ $(wc -l < asked) -gt 9 ]]; do sleep 0.1; done; "
-GONE, FAILED, OVER = (
-    "no ranks any more",
-    "a rank or a node has failed, and srun does not end",
-    "the run is over, and srun",
-)
+GONE, OVER = "no ranks any more", "the run is over, and srun"
+FAILED = "a rank or a node has failed, and srun does not end"
 STEPS = {
     "gone": (UNKNOWN, HANGS, 76, GONE),
     "lost a rank": (LISTED, FAILS.format("node1: task 0: Exited with exit code 76"), 76, FAILED),

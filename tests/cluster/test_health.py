@@ -142,10 +142,8 @@ def test_a_node_with_a_slow_link_between_its_gpus_is_left_out_and_cpus_are_noted
 
     told = ["node1: a link between its ranks reaches 16% of the median"]
     slow = "its matrix throughput is 25% of the median"
-    assert (compare("2 x V100").excluded, compare("2 x V100").explain()) == (
-        ["node1"],
-        [f"node1: {slow}; {told[0][7:]}"],
-    )
+    found = compare("2 x V100")
+    assert (found.excluded, found.explain()) == (["node1"], [f"node1: {slow}; {told[0][7:]}"])
     found = compare(health.CPU)
     assert (found.excluded, found.notes) == ([], [f"node1: {slow}", *told])
     print_findings(found, 1.0)

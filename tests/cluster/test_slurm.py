@@ -26,7 +26,6 @@ STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.eve
 SOME, PATIENT = range(1, 20), {"CLOZE_TRIES": "20"}
 """Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back
 may still end what it has of the last start, and with it the next one."""
-FLOORS = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
 
 
 PRETENDED = """\
@@ -37,7 +36,6 @@ case "$*" in
     [ "$SLURMD_NODENAME" != node1 ] || [ -z "$BAD" ] || { echo node1 > runs/$RUN/preflight/exclude; exit 76; } ;;
   *train.py*)
     echo "$@"
-    ls "$5/manifest.json"
     [ "$SLURMD_NODENAME" != "$SOUND" ] || sleep 60
     exit ${CODE:-0} ;;
 esac
@@ -97,7 +95,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
 def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Cloze's folder, with shards of a small text, and a recipe of a small model."""
     folder = tmp_path_factory.mktemp("home")
-    for name in FLOORS:
+    for name in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
         (folder / name).symlink_to(ROOT / name)
     make_shards(folder / "data" / "wiki")
     (folder / "recipe.toml").write_text(RECIPE)
@@ -156,15 +154,6 @@ def test_a_rank_that_fails_at_once_ends_the_job_with_its_code(site: Site, preten
     site.slurm.wait(job, "FAILED", seconds=50)
     assert (site.slurm.job(job)["ExitCode"], site.slurm.job(job)["Restarts"]) == ("1:0", "0")
     assert "a rank has failed with 1" in site.log(job)
-
-
-def test_shards_are_read_from_the_nodes_own_disk(site: Site, pretended: dict[str, str], tmp_path: Path) -> None:
-    """Where they fit; nothing of them stays there."""
-    own = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path), "RUN": "staged"}
-    job = site.pretrain("staged", "--nodes=1", **pretended, **own)
-    site.slurm.wait(job, "COMPLETED", seconds=30)
-    assert f"{tmp_path}/cloze-{job}/manifest.json\n" in site.log(job)
-    assert not [*tmp_path.iterdir()]
 
 
 def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
@@ -279,18 +268,6 @@ def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
     points = json.loads((site.folder / "runs" / "scaling" / "scaling.json").read_text())["points"]
     shapes = [tuple(point[name] for name in ("scaling", "nodes", "processes", "sequences")) for point in points]
     assert shapes == [("weak", 1, 1, 4), ("weak", 2, 2, 8), ("strong", 1, 1, 8), ("strong", 2, 2, 8)]
-    assert all(point["efficiency"]["median"] > 0 and point["ideal"]["median"] > 0 for point in points)
-    *_, last = site.log(job).splitlines()
-    assert last == "kept in runs/scaling/scaling.json"
-
-
-def test_a_mistake_fails_at_once(site: Site) -> None:
-    variables = {**site.variables, "CLOZE_SHARDS": "data/wiki", "CLOZE_RUN": "runs/bad"}
-    words = ["--gpus-per-node=1", "cluster/pretrain_large.slurm", "--phases.0.stps", "3"]
-    job = site.slurm.submit(words, site.folder, variables)
-    site.slurm.wait(job, "FAILED", seconds=60)
-    assert "did you mean phases.0.steps?" in site.log(job)
-    assert site.slurm.job(job)["ExitCode"] == "2:0"
 
 
 def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
@@ -310,8 +287,7 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
 
 def test_without_a_word_the_newest_shards_are_taken(site: Site, pretended: dict[str, str]) -> None:
     """`sbatch cluster/pretrain_large.slurm` and nothing else, but for what stands in for Python."""
-    words = ["--nodes=2", "--gpus-per-node=8", "cluster/pretrain_large.slurm"]
-    recipe = "bert_large_lamb"
+    words, recipe = ["--nodes=2", "--gpus-per-node=8", "cluster/pretrain_large.slurm"], "bert_large_lamb"
     job = site.slurm.submit(words, site.folder, {**pretended, "RUN": recipe})
     site.slurm.wait(job, "COMPLETED", seconds=30)
     told = f"recipe {recipe}, shards data/wiki, the newest, run runs/{recipe}, 8 ranks on each"

@@ -40,12 +40,11 @@ def run(straight: Path, tmp_path: Path) -> Path:
 
 def test_a_finished_run(straight: Path) -> None:
     text = look(straight)
-    last, scored = records(straight)[-1], records(straight, "evaluation")[-1]
-    validation = scored["masked_loss"] + scored["next_loss"]
+    scored = records(straight, "evaluation")[-1]
+    losses = f"{records(straight)[-1]['loss']:.4f}   validation {scored['masked_loss'] + scored['next_loss']:.4f}"
     assert re.search(rf"^{straight}  done  .* ago$", text, re.MULTILINE)
-    assert "step 8 of 8" in text
-    assert "2 of 2: long, length 64" in text
-    assert f"loss        {last['loss']:.4f}   validation {validation:.4f} at step 8\n" in text
+    for told in ("step 8 of 8", "2 of 2: long, length 64", f"loss        {losses} at step 8\n"):
+        assert told in text
     assert re.search(r"pieces/s   use \d+%   wait \d+%\n", text)
     assert re.search(r"last line .* ago   checkpoint .* ago, of step 8\n", text)
     for absent in ("left", "job", "restarts", "went back", "ended with", "\x1b"):
@@ -149,30 +148,26 @@ def test_the_end_of_a_second_job_does_not_make_the_first_one_fail(run: Path) -> 
 def test_a_job_that_has_just_begun_has_no_more_than_its_notes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note(tmp_path / "run", start("5"))
     put_squeue(tmp_path, monkeypatch, "echo '5|RUNNING|None|node1'")
-    text = look(tmp_path / "run")
-    assert re.search(
-        r"run  starting  since \d+ m \d+ s\n  progress    step 0\n  job         5 RUNNING on node1\n", text
-    )
+    panel = r"run  starting  since \d+ m \d+ s\n  progress    step 0\n  job         5 RUNNING on node1\n"
+    assert re.search(panel, look(tmp_path / "run"))
 
 
 def test_a_job_that_the_queue_no_longer_knows(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note(run, start("5", ago=9e9), end("5", 0))
     put_squeue(run, monkeypatch, "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
-    text = look(run)
-    assert "done" in text
-    assert "warning" not in text
+    assert ("done" in look(run), "warning" in look(run)) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("does", "why"),
-    [
-        ("exec sleep 60", "warning: squeue did not answer: "),
-        ("echo 'squeue: error: no controller' >&2; exit 1", "warning: squeue: error: no controller;"),
-        ("exit 3", "warning: squeue: exit code 3;"),
-    ],
-)
+SILENT = {
+    "exec sleep 60": "warning: squeue did not answer: ",
+    "echo 'squeue: error: no controller' >&2; exit 1": "warning: squeue: error: no controller;",
+    "exit 3": "warning: squeue: exit code 3;",
+}
+
+
+@pytest.mark.parametrize("does", SILENT)
 def test_a_queue_that_does_not_answer_hides_nothing_else(
-    does: str, why: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    does: str, run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runs, "ANSWER_SECONDS", 0.1 if "sleep" in does else 30.0)
     make_running(run)
@@ -181,7 +176,7 @@ def test_a_queue_that_does_not_answer_hides_nothing_else(
     for words in ([], ["--json"]):
         assert main([str(run), *words]) == 0
         printed = capsys.readouterr()
-        assert why in printed[bool(words)]
+        assert SILENT[does] in printed[bool(words)]
         assert "running" in printed.out
         assert "silent" not in printed.out, "nobody said that the job is gone"
 

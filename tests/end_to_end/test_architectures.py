@@ -165,8 +165,8 @@ def test_an_export_is_scored_as_its_run(name: str, exported: Path, unpaired: Pla
 @OTHERS
 def test_a_run_is_planned(name: str, unpaired: Place) -> None:
     """With its data, and with its published size on GPUs elsewhere."""
-    said = run_main(train_entry.main, *unpaired.command("planned", *WORDS[name], "--check"))
-    assert "vocabulary 229; fp32 on 1 rank, ZeRO 1, adamw" in said
+    own = unpaired.command("planned", *WORDS[name], "--check")
+    assert "vocabulary 229; fp32 on 1 rank, ZeRO 1, adamw" in run_main(train_entry.main, *own)
     size = next(iter(architectures()[name].sizes))
     words = ("--recipe", "bert_base_adam", *WORDS[name], "--model.size", size, "--check", "--gpu", "a100-80")
     assert "ZeRO 1 (this recipe)" in run_main(train_entry.main, *words, "--ranks", "8")

@@ -13,9 +13,7 @@ from pretraining import train as entry
 @pytest.mark.usefixtures("leaves_group")
 def test_the_plan_with_data(place: Place) -> None:
     command = ["--recipe", str(place.recipe), "--data", str(place.data), "--check"]
-    first = run_main(entry.main, *command)
-    assert "vocabulary 229; fp32 on 1 rank, ZeRO 1, adamw" in first
-    assert "no --data" not in first
+    assert "no --data" not in run_main(entry.main, *command)
     assert "fp16 on 3 ranks" in run_main(entry.main, *command, "--precision.dtype", "fp16", "--ranks", "3"), "elsewhere"
     assert "does not divide by 5 ranks" in run_main(entry.main, *command, "--ranks", "5", code=2)
 
@@ -31,7 +29,6 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere() -> None:
     printed = " ".join(run_main(entry.main, *command, *words).split())
     assert "4 nodes of 16 v100-32 with 32 GB, joined by edr100x8; fp16" in printed
     for mistake, said in (
-        ("--gpu h100", "--gpu h100: unknown; there is v100-16, "),
         ("--ranks 0 --gpus-per-node 0", "--ranks 0: at least 1\n--gpus-per-node 0: at least 1"),
         ("--gpu h100-80 --gpus-per-node 7", "--gpus-per-node 7: 64 ranks do not divide into nodes of 7"),
     ):

@@ -71,9 +71,8 @@ def test_it_is_exported_to_be_read_either_way(model: Path, tmp_path: Path) -> No
     assert "fill-mask pipeline of transformers reads them at the `[MASK]`" in (tmp_path / "both/README.md").read_text()
     assert "AutoModelForCausalLM" in (tmp_path / "before/README.md").read_text()
     for source, sees in (("both", "before"), ("before", "both")):
-        assert f"--sees {sees}: a BERT of {tmp_path / source} predicts" in " ".join(
-            run_main(export.main, tmp_path / source, "--out", tmp_path / "no", "--sees", sees, code=2).split()
-        )
+        said = run_main(export.main, tmp_path / source, "--out", tmp_path / "no", "--sees", sees, code=2)
+        assert f"--sees {sees}: a BERT of {tmp_path / source} predicts" in " ".join(said.split())
     content = json.loads((tmp_path / "either/config.json").read_text())
     (tmp_path / "either/config.json").write_text(json.dumps({**content, "cloze": {"objective": "gone"}}))
     assert "export it anew" in run_main(evaluate.main, tmp_path / "either", "--fill", "a [MASK]", code=2)
@@ -150,18 +149,15 @@ def test_an_export_is_what_it_says(name: str, trained: Place, tmp_path: Path) ->
     again = tmp_path / "again"
     run_main(export.main, trained.folder / "straight", "--out", tmp_path / "anew")
     run_main(export.main, tmp_path / "anew", "--out", again)
-    config, card = json.loads((again / "config.json").read_text()), (again / "README.md").read_text()
-    learns = read_shape(again).learns
+    config, learns = json.loads((again / "config.json").read_text()), read_shape(again).learns
     assert (learns.objective, learns.pairs, learns.sees) == (name, False, SEES[name])
     if name == "rtl":
         assert config["model_type"] == "cloze-rtl"
         for kind in (transformers.AutoConfig, transformers.AutoModel, transformers.AutoModelForCausalLM):
             with pytest.raises(ValueError, match="cloze-rtl"):
                 kind.from_pretrained(again)
-        assert "No class of transformers" in card
         return
     assert (config["model_type"], config["is_decoder"]) == ("bert", True)
-    assert "AutoModelForCausalLM" in card
     assert transformers.AutoModelForCausalLM.from_pretrained(again).config.is_decoder
 
 

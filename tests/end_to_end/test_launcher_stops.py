@@ -4,7 +4,6 @@ import os
 import pty
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -17,9 +16,9 @@ from support.processes import ROOT, find_program, free_port, shell_environment
 from support.training import COMMAND, Place, assert_same, records, train_straight
 
 from data_prep.common.files import read_json
-from pretraining.checkpoint.record import FOLDER, list_finished
-from pretraining.processes.ending import ENDED, INTERRUPTION
-from pretraining.processes.stopping import ECHO_SECONDS, STOPPING
+from pretraining.checkpoint.record import list_finished
+from pretraining.processes.ending import ENDED
+from pretraining.processes.stopping import STOPPING
 
 DEMO = ["--model.hidden", "128", "--phases.0.steps", "9", "--phases.0.batch", "96", "--checkpoints.keep", "9"]
 """a model of the demo's size, without any checkpoint before a stop"""
@@ -31,8 +30,8 @@ DEEPSPEED = "deepspeed --num_gpus 2 --master_port {port}"
 class Launched:
     """A launcher and its ranks on a terminal of their own, as a person starts them."""
 
-    def __init__(self, launcher: str, arguments: Sequence[str], entry: Path):
-        words = [*launcher.format(port=free_port()).split(), str(entry), *arguments]
+    def __init__(self, launcher: str, arguments: Sequence[str]):
+        words = [*launcher.format(port=free_port()).split(), str(COMMAND), *arguments]
         program = find_program(words[0])
         environment = shell_environment(PYTHONPATH=f"{ROOT}:{ROOT / 'tests'}", TERM="xterm")
         self.pid, self._terminal = pty.fork()
@@ -92,8 +91,8 @@ class Launched:
 def launched(request: pytest.FixtureRequest) -> Any:
     """Starts launchers, and leaves none of their processes."""
 
-    def launch(launcher: str, arguments: Sequence[str], entry: Path = COMMAND) -> Launched:
-        run = Launched(launcher, arguments, entry)
+    def launch(launcher: str, arguments: Sequence[str]) -> Launched:
+        run = Launched(launcher, arguments)
         request.addfinalizer(run.close)
         return run
 
@@ -157,33 +156,3 @@ def test_one_ctrl_c_or_a_closed_terminal_saves(launched: Any, place: Place, laun
         assert code == (130 if launcher == PLAIN else 1)
         assert said in going.seen
         assert going.seen.count(STOPPING.strip()) == 1
-
-
-SLOW_SAVE = """
-import sys
-import time
-from functools import partial
-from support.faults import slow_save
-from support.training import be_train_py
-be_train_py(sys.argv[1:], partial(slow_save, 60))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", [PLAIN, TORCHRUN], ids=lambda text: Path(text.split()[0]).name)
-def test_a_second_ctrl_c_ends_at_once(launched: Any, place: Place, launcher: str) -> None:
-    """The first one saves, which takes minutes here."""
-    entry = place.folder / "slow_save.py"
-    entry.write_text(SLOW_SAVE)
-    going = launched(launcher, place.command("run", *ENDLESS), entry)
-    going.reach(3)
-    going.press_ctrl_c()
-    wait_for(lambda: going.goes_on() and any((going.run / FOLDER).glob("*.tmp")))
-    time.sleep(ECHO_SECONDS + 0.2)
-    assert going.goes_on(), "it saves"
-    going.press_ctrl_c()
-    going.wait()
-    ended = read_json(going.run / ENDED)
-    assert (ended["code"], ended["reason"]) == (130, INTERRUPTION)
-    assert ended["reason"] in going.seen
-    assert not list_finished(going.run)

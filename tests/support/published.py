@@ -87,9 +87,8 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
     dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
     cluster = make_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
     size = 2 if dtype == "fp16" else 4
-    exchange = StepTraffic(
-        count_parameters(row["model"]), 0, size, optimizers()["lamb"].traffic, gradient_bytes=size, hides=False
-    )
+    parameters, traffic = count_parameters(row["model"]), optimizers()["lamb"].traffic
+    exchange = StepTraffic(parameters, 0, size, traffic, gradient_bytes=size, hides=False)
     work = work_of(row, length)
     slower = replace(work, flops=pace * work.flops, traffic=pace * work.traffic)
     return estimate_step(cluster, slower, exchange, accumulation).total
@@ -122,11 +121,6 @@ def is_single(row: Row) -> bool:
     return bool(row["gpus"] <= row["gpus_per_node"])
 
 
-def is_node(row: Row) -> bool:
-    """Whether a row is of all GPUs of one node."""
-    return bool(row["gpus"] == row["gpus_per_node"])
-
-
 def fit_paces(rows: Sequence[Row]) -> dict[Key, float]:
     """How much longer than modelled micro-batches take, by the rows of one node alone, for every run and length."""
     alone = [row for row in rows if "accumulation" in row and is_single(row)]
@@ -151,7 +145,7 @@ def _fit_pace(rows: Sequence[Row]) -> float:
 def compare(content: Mapping[str, Sequence[Row]]) -> Iterator[Comparison]:
     """Compares every published figure of several nodes with the model."""
     rows, paces = [row for row in content["rows"] if "accumulation" in row], fit_paces(content["rows"])
-    nodes = {key_of(row): row for row in rows if is_node(row)}
+    nodes = {key_of(row): row for row in rows if row["gpus"] == row["gpus_per_node"]}
     for row in rows:
         if not is_single(row):
             node, gpus, speed = nodes[key_of(row)], row["gpus"], modelled_speed(row, paces[key_of(row)])
@@ -233,7 +227,8 @@ def fit_slowest(rows: Sequence[Row]) -> float:
     found = []
     for one, node in product(rows, rows):
         same = all(one.get(key) == node.get(key) for key in ("run", "length"))
-        if same and "run" in one and "held_out" not in one and one["gpus"] == 1 and is_node(node):
+        is_node = node["gpus"] == node["gpus_per_node"]
+        if same and "run" in one and "held_out" not in one and one["gpus"] == 1 and is_node:
             lost = node["gpus"] * one["sequences_per_second"] / node["sequences_per_second"] - 1
             found.append(lost / math.sqrt(2 * math.log(node["gpus"])))
     return float(median(found))
@@ -244,10 +239,6 @@ def fit_slowest(rows: Sequence[Row]) -> float:
 MESH_LENGTH, MESH_VOCABULARY, PER_NODE, MICRO_BATCH = 1024, 51_200, 16, 8
 FIGURES = ("efficiency", "speedup", "flops", "seconds")
 """The published figures, of which a row has one."""
-
-
-def read_meshes() -> list[Row]:
-    return list(read_published()["meshes"])
 
 
 @dataclass(frozen=True)
@@ -337,21 +328,16 @@ def find_one(rows: Iterable[Row]) -> Row:
     return one
 
 
-def compare_meshes(rows: Sequence[Row], software: Software) -> list[MeshComparison]:
+def compare_meshes(rows: Sequence[Row], software: Software) -> Iterator[MeshComparison]:
     """Compares all rows but that of one GPU, to which the pace is fitted."""
     one = find_one(rows)
-    return [_compare_mesh(row, one, software) for row in rows if row is not one]
-
-
-def _compare_mesh(row: Row, one: Row, software: Software) -> MeshComparison:
-    [name] = {*FIGURES} & row.keys()
-    scale = {
-        "efficiency": count_mesh_flops(row) / row["gpus"] / one["flops"],
-        "speedup": count_mesh_flops(one) / one["flops"],
-        "flops": count_mesh_flops(row),
-        "seconds": 1.0,
-    }[name]
-    seconds = software.fixed + time_mesh_step(row, software.pace)
-    modelled = seconds if name == "seconds" else scale / seconds
-    took = row["seconds"] if name == "seconds" else scale / row[name]
-    return MeshComparison(row, float(row[name]), modelled, took / time_mesh_step(row))
+    for row in rows:
+        if row is not one:
+            [name] = {*FIGURES} & row.keys()
+            work, own = count_mesh_flops(row), count_mesh_flops(one)
+            scales = {"efficiency": work / row["gpus"] / one["flops"], "speedup": own / one["flops"], "flops": work}
+            scale = scales.get(name, 0.0)
+            seconds = software.fixed + time_mesh_step(row, software.pace)
+            modelled = seconds if name == "seconds" else scale / seconds
+            took = row["seconds"] if name == "seconds" else scale / row[name]
+            yield MeshComparison(row, float(row[name]), modelled, took / time_mesh_step(row))

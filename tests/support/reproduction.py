@@ -146,7 +146,7 @@ class Place:
     ) -> results.TableResult:
         """Makes a table to its end, of which some runs may fail; returns what was kept of it."""
         assert self.make(name, stand_in or StandIn(), scale) == (Code.CURE if fails else Code.DONE)
-        return self.summarise(name, scale)
+        return read_result(self.folder / f"{name}-{scale}.json")
 
     def clone(self, *kept: Path) -> Place:
         """Another folder, in which nothing but these results is."""
@@ -155,10 +155,6 @@ class Place:
         for path in kept:
             (other.folder / path.name).write_bytes(path.read_bytes())
         return other
-
-    def summarise(self, name: str, scale: str = "demo") -> results.TableResult:
-        """What was kept of a table."""
-        return read_result(self.folder / f"{name}-{scale}.json")
 
 
 def read_result(path: Path) -> results.TableResult:

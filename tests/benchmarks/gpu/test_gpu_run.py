@@ -203,11 +203,8 @@ def test_a_bare_machine_goes_on_from_the_results_of_another(machine: Machine) ->
     """And copies lie flat, none of them too large."""
     setup = finds(gpu="H200", torch="2.13", commit="abc")
     assert machine.run({"setup": setup, "one": GOOD}) == 0
-    handed, copies, profile = (
-        machine.place / "handed.json",
-        machine.place / "copies",
-        machine.folder / "profile/large-128-256/profile",
-    )
+    handed, copies = machine.place / "handed.json", machine.place / "copies"
+    profile = machine.folder / "profile/large-128-256/profile"
     (machine.folder / "results.json").rename(handed)
     profile.mkdir(parents=True)
     (profile / "table.txt").write_text("kernels")

@@ -69,9 +69,10 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     monkeypatch.setattr(reproduce, "load_table", lambda name, scale: smallest(tmp_path))
     wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path)
     console = Console(file=io.StringIO(), width=250)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests in the background ignore
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests in the background ignore
     threading.Timer(4.0, os.kill, [os.getpid(), signal.SIGINT]).start()
     assert make(wanted, console) == Code.INTERRUPTED
+    signal.signal(signal.SIGINT, before)
     assert make(wanted, console) == 0, console.file.getvalue()  # type: ignore[attr-defined]
     found = read_result(tmp_path / "table5-demo.json")
     assert [row.name for row in found.rows] == [*ROWS]

@@ -16,14 +16,12 @@ def test_two_samples_are_compared_as_welch_did(first: list[float], second: list[
     """Against his formulas: the standard error, his degrees of freedom, and Student's distribution."""
     found = compare_samples(first, second)
     parts = [np.var(each, ddof=1) / len(each) for each in (first, second)]
+    squares = [part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)]
     if len({*first}) == len({*second}) == 1:
         assert found.p is None
         return
     assert found.interval is not None
-    freedom = sum(parts) ** 2 / sum(
-        part**2 / (len(each) - 1) for part, each in zip(parts, (first, second), strict=True)
-    )
-    error = np.sqrt(sum(parts))
+    freedom, error = sum(parts) ** 2 / sum(squares), np.sqrt(sum(parts))
     difference = np.mean(first) - np.mean(second)
     assert found.p == pytest.approx(2 * stats.t.sf(abs(difference) / error, freedom), abs=1e-9)
     reach = stats.t.ppf(1 - LEVEL / 2, freedom) * error
