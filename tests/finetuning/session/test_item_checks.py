@@ -1,9 +1,7 @@
 """What a command says before it trains: of its data, of files that cannot be used, and of models and settings that do
 not fit together."""
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,15 +90,6 @@ def test_a_file_is_refused(toy: Toy, tmp_path: Path, tune: Tune) -> None:
     assert f"{data}/dev.tsv:5: unknown label 'superb'" in errors
     assert (errors.count("error: "), "Traceback" in errors) == (1, False)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_model_whose_case_does_not_fit_is_warned_of(toy: Toy, tmp_path: Path, tune: Tune) -> None:
-    assert not VOCABULARY.cased
-    model = Path(shutil.copytree(toy.model, tmp_path / "model"))
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    write_json(model / "tokenizer_config.json", {**settings, "do_lower_case": False})
-    (model / "tokenizer.json").unlink()
-    assert f"{model}: text is not put into lower case" in tune([*toy.command("out", "--check"), "--model", model])
 
 
 # Models and settings that do not fit together
