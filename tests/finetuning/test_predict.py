@@ -36,14 +36,8 @@ PROMISED = 1e-5
 TEXTS = ["a fine film", "", "word1 word2 xyz?", "b " * 60, "Word7 and word9"]
 PAIRS = [["what", "a fine film of word3 and word5 ab"], ["", ""], ["who is", "word11 word12 b c d"], ["x", ""]]
 CHOICES = [["a text", "one end", "word1", "c"], ["", "", "", ""], ["b", "word3", "xy z", "word8 word9"]]
-ROWS: dict[Kind, Sequence[Any]] = {
-    "classes": TEXTS,
-    "labels": TEXTS,
-    "score": TEXTS,
-    "choice": CHOICES,
-    "spans": PAIRS,
-    "tags": [text.split() for text in TEXTS if text != TEXTS[3]],
-}
+ROWS: dict[Kind, Sequence[Any]] = {"classes": TEXTS, "labels": TEXTS, "score": TEXTS, "choice": CHOICES, "spans": PAIRS}
+ROWS["tags"] = [text.split() for text in TEXTS if text != TEXTS[3]]
 
 
 @cache

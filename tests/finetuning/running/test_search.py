@@ -63,12 +63,7 @@ CHANGED = {"data": ALL["data"] | {"test": "3 rows"}}
 
 BEGUN_RUNS = [
     ("one", begun(), begun(**OTHERS), ""),
-    (
-        "one",
-        begun(),
-        begun(epochs=5.0, patience=2),
-        "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n",
-    ),
+    ("one", begun(), begun(epochs=5.0, patience=2), "settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2"),
     ("two", begun(seed=1), begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0), ""),
     ("two", begun(seed=1), begun(length=64), "length: 128 -> 64"),
     ("two", begun(seed=1), begun("base"), "checksum: mini -> base"),

@@ -134,13 +134,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert "task.toml: no such file; a task says" in refusal(open_task, tmp_path / "task.toml")
     toml = 'nam = "reviews"\nkind = "class"\ntrain = "a.csv"\ntxt = "review"\nheld_out = 2\n'
     lines = sorted(refusal(open_task, write(tmp_path, {"task.toml": toml})).splitlines())
-    starts = (
-        "held_out = 2: ",
-        'kind = "class": should',
-        "nam: unknown; did you mean name?",
-        "name: is missing",
-        "txt: ",
-    )
+    starts = "held_out = 2: ", 'kind = "class": should', "nam: unknown; did you mean name?", "name: is missing", "txt: "
     for line, start in zip(lines, starts, strict=True):
         assert line.startswith(f"{tmp_path}/task.toml: {start}")
 
