@@ -36,14 +36,8 @@ PROMISED = 1e-5
 TEXTS = ["a fine film", "", "word1 word2 xyz?", "b " * 60, "Word7 and word9"]
 PAIRS = [["what", "a fine film of word3 and word5 ab"], ["", ""], ["who is", "word11 word12 b c d"], ["x", ""]]
 CHOICES = [["a text", "one end", "word1", "c"], ["", "", "", ""], ["b", "word3", "xy z", "word8 word9"]]
-ROWS: dict[Kind, Sequence[Any]] = {
-    "classes": TEXTS,
-    "labels": TEXTS,
-    "score": TEXTS,
-    "choice": CHOICES,
-    "spans": PAIRS,
-    "tags": [text.split() for text in TEXTS if text != TEXTS[3]],
-}
+ROWS: dict[Kind, Sequence[Any]] = {"classes": TEXTS, "labels": TEXTS, "score": TEXTS, "choice": CHOICES, "spans": PAIRS}
+ROWS["tags"] = [text.split() for text in TEXTS if text != TEXTS[3]]
 
 
 @cache
@@ -87,11 +81,11 @@ def test_the_command_line_answers_as_transformers_does(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines_of(kind).encode())))
     answers = [json.loads(line) for line in ask(kind, "--dtype", "fp32").splitlines()]
     for row, answer in zip(ROWS[kind], answers, strict=True):
-        check_answer(kind, row, answer, pick_their_logits(kind, folders[kind], row))
+        check_answer(kind, row, answer, folders[kind])
 
 
-def check_answer(kind: Kind, row: Any, answer: dict[str, Any], logits: np.ndarray) -> None:
-    names = list(LABELS.values())
+def check_answer(kind: Kind, row: Any, answer: dict[str, Any], folder: Path) -> None:
+    names, logits = list(LABELS.values()), pick_their_logits(kind, folder, row)
     if kind == "score":
         assert answer["score"] == pytest.approx(logits.item(), abs=1e-5)
     elif kind == "labels":
@@ -109,21 +103,15 @@ def check_answer(kind: Kind, row: Any, answer: dict[str, Any], logits: np.ndarra
     elif kind == "tags":
         assert (answer["words"], answer["tags"]) == (row, [names[tag] for tag in logits.argmax(-1)])
         assert answer["probabilities"] == pytest.approx(softmax(logits).max(-1, initial=0), abs=1e-5)
+    elif row[1]:
+        assert answer["answer"] == row[1][answer["start"] : answer["end"]]
+        encoded = load_theirs(kind, folder)[1](*row, return_offsets_mapping=True)
+        pieces = [place for place, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
+        _, first, last = max((logits[i, 0] + logits[j, 1], i, j) for i in pieces for j in pieces if j >= i)
+        ends = encoded["offset_mapping"][first][0], encoded["offset_mapping"][last][1]
+        assert (answer["start"], answer["end"]) == ends, "of all spans"
     else:
-        assert answer["answer"] == row[1][slice(answer["start"], answer["end"])] if answer["answer"] else not row[1]
-
-
-def test_the_best_span_is_the_one_of_transformers(folders: dict[Kind, Path]) -> None:
-    """Of all spans of the text, by their logits."""
-    row = PAIRS[0]
-    logits = pick_their_logits("spans", folders["spans"], row)
-    encoded = AutoTokenizer.from_pretrained(folders["spans"])(*row, return_offsets_mapping=True)
-    pieces = [place for place, sequence in enumerate(encoded.sequence_ids()) if sequence == 1]
-    spans = [(logits[i, 0] + logits[j, 1], i, j) for i in pieces for j in pieces if j >= i]
-    _, first, last = max(spans)
-    start, end = encoded["offset_mapping"][first][0], encoded["offset_mapping"][last][1]
-    [answer] = load(folders["spans"], "fp32")([row])
-    assert (answer["start"], answer["end"], answer["answer"]) == (start, end, row[1][start:end])
+        assert not answer["answer"]
 
 
 def copied(folder: Path, target: Path, **task: Any) -> Path:

@@ -158,16 +158,13 @@ def test_features_are_the_states_that_they_are_called_and_the_head_learns_alone(
         states = list(encoder.encode_layers(batch))
         assert len(states) == DEEP.layers + 1
         torch.testing.assert_close(states[-1], encoder.encode(batch))
-        wanted = {
-            "embeddings": states[0],
-            "last": states[5],
-            "second-to-last": states[4],
-            "sum-all": torch.stack(states[1:]).sum(0),
+        wanted = {"embeddings": states[0], "second-to-last": states[4], "last": states[5]}
+        wanted |= {"sum-all": torch.stack(states[1:]).sum(0), "weighted-all": torch.stack(states[1:]).mean(0)}
+        last_four = {
             "weighted-last-four": torch.stack(states[2:]).mean(0),
-            "weighted-all": torch.stack(states[1:]).mean(0),
             "concat-last-four": torch.cat(states[2:], 1),
-            "mix": torch.stack(states).mean(0),
         }
+        wanted |= {**last_four, "mix": torch.stack(states).mean(0)}
         torch.testing.assert_close(model.compute_features(batch), wanted[layers][batch.words])
     model(batch).loss.backward()
     gradients = {name: weight.grad for name, weight in model.named_parameters()}

@@ -28,12 +28,9 @@ from pretraining.processes.ending import Code
 
 MICRO = ["--micro_batch", "3"]
 Stops = list[tuple[int, Callable[[], None]]]
-STOPS: Stops = [
-    (2, partial(tuning.stop_at, 2)),
-    (3, partial(tuning.stop_within_step, 2)),
-    (5, partial(tuning.stop_within_scoring, 5, "dev")),
-]
-STOPS += [(6, partial(tuning.stop_at, 6)), (10, partial(tuning.stop_at, tuning.STEPS))]
+STOPS: Stops = [(2, partial(tuning.stop_at, 2)), (3, partial(tuning.stop_within_step, 2))]
+STOPS += [(5, partial(tuning.stop_within_scoring, 5, "dev"))]
+STOPS += [(step, partial(tuning.stop_at, step)) for step in (6, tuning.STEPS)]
 STOPS += [(10, partial(tuning.stop_within_scoring, tuning.STEPS, split)) for split in ("dev", "test")]
 """After which step a run is saved: between two lines of the log, within a step, in every kind of evaluation, and at the
 end before anything is scored."""

@@ -7,8 +7,6 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from support.commands import refusal
 from support.finetuning import Toy, call, launch, stop_at
 from support.marks import slow
@@ -30,10 +28,6 @@ from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 
 GRID = {"learning_rates": [5e-5, 3e-5], "batches": [16, 32], "epochs": [2, 3.5], "seeds": 2}
-NESTED: st.SearchStrategy[Any] = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
-    lambda values: st.dictionaries(st.sampled_from("abc"), values, min_size=1),
-)
 
 
 def test_every_combination_with_every_seed_those_of_the_first_seed_first() -> None:
@@ -69,12 +63,7 @@ CHANGED = {"data": ALL["data"] | {"test": "3 rows"}}
 
 BEGUN_RUNS = [
     ("one", begun(), begun(**OTHERS), ""),
-    (
-        "one",
-        begun(),
-        begun(epochs=5.0, patience=2),
-        "\n    settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2\n",
-    ),
+    ("one", begun(), begun(epochs=5.0, patience=2), "settings.epochs: 3.0 -> 5.0\n    settings.patience: 0 -> 2"),
     ("two", begun(seed=1), begun(learning_rate=5e-5, seed=2, batch=64, epochs=1.0), ""),
     ("two", begun(seed=1), begun(length=64), "length: 128 -> 64"),
     ("two", begun(seed=1), begun("base"), "checksum: mini -> base"),
@@ -118,16 +107,11 @@ def test_a_setting_that_there_was_not_yet_had_its_default(tmp_path: Path) -> Non
     assert "language_loss: 0.0 -> 0.5" in refusal(search.require_same, tmp_path, {"one": begun(language_loss=0.5)})
 
 
-@settings(max_examples=40)
-@given(NESTED, NESTED)
-def test_differences_are_there_where_something_differs(before: Any, now: Any) -> None:
-    assert bool(search.list_differences({"x": before}, {"x": now})) == (before != now)
-
-
 def test_differences_name_what_came_and_what_went() -> None:
     found = search.list_differences({"a": {"b": 1}, "c": False}, {"a": {"b": 2, "d": "x"}, "c": True})
     assert found == ["a.b: 1 -> 2", "a.d: none -> x", "c: False -> True"]
-    assert search.list_differences({"a": 1}, {}) == ["a: 1 -> none"]
+    assert search.list_differences({"a": 1, "b": {"c": 0}}, {"b": {}}) == ["b.c: 0 -> none", "a: 1 -> none"]
+    assert search.list_differences({"a": {"b": []}}, {"a": {"b": []}}) == []
 
 
 def test_the_best_run_is_the_first_of_the_best_and_other_models_go(tmp_path: Path) -> None:

@@ -141,9 +141,7 @@ def test_what_is_missing_has_no_average_and_is_named() -> None:
 
 def test_the_console_has_averages_and_says_what_they_lack() -> None:
     row = PAPERS["base"]
-    assert next(report.describe_averages([*glue(row).values()])).startswith("average: 7")
-    known, paper, lacking = report.describe_averages([*glue(row, wnli=None).values()])
-    assert known.startswith("average without wnli: 7")
+    _, paper, lacking = report.describe_averages([*glue(row, wnli=None).values()])
     assert paper.startswith("average as in the paper: 79.6 ± 0.")
     assert lacking == "no average of all tasks: wnli missing"
     assert list(report.describe_averages([glue(row)["rte"]])) == [], "who asks for one task wants no average"

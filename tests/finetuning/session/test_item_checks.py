@@ -1,9 +1,7 @@
 """What a command says before it trains: of its data, of files that cannot be used, and of models and settings that do
 not fit together."""
 
-import json
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 from support.base_models import swapped, write_bert
-from support.finetuning import TASK, Files, Toy, Tune, changed, write_toy
+from support.finetuning import TASK, Toy, Tune, changed, write_toy
 from support.tasks import CUTTER, VOCABULARY, article, item, write_squad
 
 from data_prep.common.files import write_json
@@ -83,51 +81,15 @@ def test_of_long_splits_the_lengths_of_a_sample_are_told_as_such() -> None:
 
 
 GOOD = f"{HEAD}a good film\tgood\na bad film\tbad\na fine plot\tgood\n"
-LONG = "film " * 10_000
-LABELLED = TASK + 'labels = ["good", "bad"{}]\n'
-TAKEN: dict[str, Files] = {
-    "a-BOM": {name: b"\xef\xbb\xbf" + GOOD.encode() for name in ("train.tsv", "dev.tsv")},
-    "CRLF": {name: GOOD.replace("\n", "\r\n") for name in ("train.tsv", "dev.tsv")},
-    "quotes": {"train.tsv": f'{GOOD}a "fine" film, "good\tgood\n"\tbad\n'},
-    "a-very-long-text": {"dev.tsv": f"{GOOD}{LONG}\tgood\n", "train.tsv": f"{GOOD}{LONG}\tbad\n"},
-    "an-empty-text": {"dev.tsv": f"{GOOD}\tgood\n", "train.tsv": f"{GOOD}\tbad\n"},
-    "more-classes-than-rows": {"toy.toml": LABELLED.format(', "c", "d"'), "train.tsv": GOOD},
-    "one-class-of-several": {"toy.toml": LABELLED.format(""), "train.tsv": f"{HEAD}film\tgood\n"},
-}
 
 
 def test_a_file_is_refused(toy: Toy, tmp_path: Path, tune: Tune) -> None:
-    """Other faults of files, tables, labels and descriptions are in the tests of tasks."""
+    """Other faults of files, tables, labels and descriptions are in the tests of tasks and readers."""
     data = changed(toy, tmp_path, {"dev.tsv": f"{GOOD}a great film\tsuperb\n"})
     errors = tune(toy.command("out", data=data), code=2)
     assert f"{data}/dev.tsv:5: unknown label 'superb'" in errors
     assert (errors.count("error: "), "Traceback" in errors) == (1, False)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_files_that_are_taken(toy: Toy, tmp_path: Path, tune: Tune) -> None:
-    """One command has them all as tasks, each with what there is to say of it."""
-    folders = {case: changed(toy, tmp_path / case, files) for case, files in TAKEN.items()}
-    for case, folder in folders.items():
-        (folder / "toy.toml").write_text((folder / "toy.toml").read_text().replace('"toy"', f'"{case}"'))
-    _, *options = toy.command("out", "--epochs", "1")
-    said = tune([*(folder / "toy.toml" for folder in folders.values()), *options])
-    for case, folder in folders.items():
-        rows = (folder / "dev.tsv").read_bytes().count(b"\n") - 1
-        lines = (tmp_path / "out" / case / "predictions" / "predictions_dev.tsv").read_text().splitlines()[1:]
-        answers = {line.split("\t")[1] for line in lines}
-        assert (len(lines), answers <= {"good", "bad", "c", "d"}) == (rows, True), case
-    assert "one-class-of-several: dev has what train never has, so that nobody can learn it: bad" in said
-
-
-def test_a_model_whose_case_does_not_fit_is_warned_of(toy: Toy, tmp_path: Path, tune: Tune) -> None:
-    assert not VOCABULARY.cased
-    model = Path(shutil.copytree(toy.model, tmp_path / "model"))
-    settings = json.loads((model / "tokenizer_config.json").read_text())
-    write_json(model / "tokenizer_config.json", {**settings, "do_lower_case": False})
-    (model / "tokenizer.json").unlink()
-    assert f"{model}: text is not put into lower case" in tune([*toy.command("out", "--check"), "--model", model])
 
 
 # Models and settings that do not fit together

@@ -26,7 +26,7 @@ from data_prep.vocabulary.source import read_vocabulary
 from finetuning.inputs import Cutter
 from finetuning.results import BEGUN, PREDICTIONS, RESULTS, Begun, RunResult, TaskResult
 from finetuning.session import workers
-from finetuning.session.report import build_summary, count_items, give_back_predictions, read_all_results
+from finetuning.session.report import build_summary, give_back_predictions, read_all_results
 from finetuning.session.workers import MachineShare, estimate_memory, share_machine
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import open_own
@@ -62,8 +62,6 @@ def test_from_scratch_begins_with_fresh_weights(toy: Toy, tune: Tune) -> None:
 @pytest.mark.slow
 def test_results_tell_all_of_the_runs(toy: Toy, tune: Tune) -> None:
     said = tune(toy.command("out", "--seeds", "2"))
-    steps = [line for line in said.splitlines() if "items/s" in line and "epoch" in line]
-    assert all(re.search(r" s left$", line) for line in steps)
     assert re.search(r"lr0\.003-seed1  accuracy  dev .*\n  [\d.]+ s left for toy$", said, re.MULTILINE)
     told = results(toy.folder / "out")
     assert (told["metric"], sorted(told["runs"])) == ("accuracy", ["lr0.003-seed1", "lr0.003-seed2"])
@@ -76,12 +74,7 @@ def test_results_tell_all_of_the_runs(toy: Toy, tune: Tune) -> None:
     assert 0.05 < spread < 0.11  # of a half of 24 items it is 0.102
     assert sum(each["items"] * each["recall"] for each in classes.values()) / 24 == pytest.approx(scores[-1])
     assert f"dev {100 * scores[-1]:.1f} ± {100 * spread:.1f} on 24" in said
-    for name, run in told["runs"].items():
-        assert re.search(rf"toy +{name} +{100 * run['score']:.1f} ", said), name
     assert said.rstrip().endswith(f"next:\n    python finetuning/predict.py {toy.folder / 'out' / 'toy'}")
-    named = (str(toy.folder), str(toy.data), "of 2 runs:", "toy: ", "items/s")  # what may be longer
-    lines = [line for line in said.splitlines() if not any(name in line for name in named)]
-    assert all(len(line.rstrip()) <= 80 for line in lines), said
 
 
 def test_what_cannot_be_done_is_refused(toy: Toy, tune: Tune) -> None:
@@ -115,7 +108,6 @@ def test_it_says_which_questions_it_learns_from_and_which_it_scores(toy: Toy, el
     for words in (("--data", data), ("--train", train)):  # a file of questions alone is enough
         said = tune([*command, *words], "run_squad")
         assert f"squad1: reads {data}/some-train-v1.1.json\n" in said
-        assert "1 of its 4 questions (1 whole articles) are held out from training and scored" in said
     for name in ("a", "b"):
         write_squad(data / f"{name}-dev-v1.1.json", articles)
     told = "which is the dev split? name one of them with --dev: a-dev-v1.1.json, b-dev-v1.1.json"
@@ -124,14 +116,16 @@ def test_it_says_which_questions_it_learns_from_and_which_it_scores(toy: Toy, el
     assert f"squad1: reads {data}/some-train-v1.1.json, {data}/b-dev-v1.1.json\n" in said
 
 
-def test_positions_that_were_never_trained_are_told_and_a_recipe_says_where_to_compute(
+def test_a_model_that_does_not_fit_the_texts_is_warned_of_and_a_recipe_says_where_to_compute(
     toy: Toy, tmp_path: Path, tune: Tune, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(toy.model, tmp_path / "model")
-    write_json(tmp_path / "model" / "tokenizer_config.json", {"do_lower_case": True, "model_max_length": 16})
+    write_json(tmp_path / "model" / "tokenizer_config.json", {"do_lower_case": False, "model_max_length": 16})
+    (tmp_path / "model" / "tokenizer.json").unlink()
     command = replace(toy, model=tmp_path / "model").command("out", "--check", "--length")
     assert "was trained on texts of 16 pieces at most; longer ones, up to --length 32" in tune([*command, 32])
-    assert "was trained on texts" not in tune([*command, 16])
+    said = tune([*command, 16])
+    assert (f"{tmp_path}/model: text is not put into lower case" in said, "trained on texts" in said) == (True, False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     data = changed(toy, tmp_path, {"recipe.toml": f'{RECIPE}[parallel]\ndevice = "cuda"\n'})
     assert "a GPU was asked for" in tune(toy.command("out", data=data), code=2)
@@ -194,12 +188,6 @@ def test_results_have_the_tasks_of_earlier_commands_too(tmp_path: Path) -> None:
     [now] = results = [TaskResult(task="rte", metric="accuracy", score=0.7, runs={})]
     found = read_all_results(results, tmp_path, model)
     assert [(each.task, each.score) for each in found] == [("sst2", 0.6), ("rte", now.score)]
-
-
-def test_the_plan_tells_splits_apart() -> None:
-    splits: dict[str, Any] = {"dev_matched": range(9815), "dev_mismatched": range(9832)}
-    assert count_items(splits) == "dev_matched 9,815\ndev_mismatched 9,832"
-    assert count_items({"dev": splits["dev_matched"]}) == "9,815"
 
 
 def test_a_run_that_is_the_best_no_more_gets_its_predictions_back(tmp_path: Path) -> None:

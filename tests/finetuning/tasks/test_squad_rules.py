@@ -45,11 +45,6 @@ def test_what_is_compared_of_an_answer(text: str, kept: str) -> None:
     assert squad_rules.normalize_answer(text) == kept
 
 
-@given(st.lists(st.sampled_from(["the", "a", "an", "An", "cat", "été", "-", "’", " ", "\u00a0", ".", "x1", "_", "İ"])))
-def test_normalising_is_what_a_second_statement_says(parts: list[str]) -> None:
-    assert squad_rules.normalize_answer("".join(parts)) == plain_normalise("".join(parts))
-
-
 PAIRS = [
     ("the Virgin Mary", "Virgin Mary.", 1, 1.0, 1.0),
     ("gold gold dome", "gold dome dome", 0, 2 / 3, 2 / 3),  # every word as often as both have it
@@ -67,16 +62,6 @@ def test_exact_match_and_f1(gold: str, said: str, exact: int, f1: float, f1_of_2
         assert squad_rules.exact_match(one, other) == exact
         assert squad_rules.token_f1("1.1", one, other) == pytest.approx(f1, abs=1e-15)
         assert squad_rules.token_f1("2.0", one, other) == pytest.approx(f1_of_2, abs=1e-15)
-
-
-def ask(folder: Path, items: list[dict[str, Any]]) -> list[squad_rules.Question]:
-    return read_squad(write_questions(folder / "asked.json", items))[1]
-
-
-def test_version_1_takes_the_best_gold_and_counts_what_is_missing(tmp_path: Path) -> None:
-    asked = ask(tmp_path, [item("a", "x", ["red house", "a house"]), item("b", "x", ["red"])])
-    assert squad_rules.evaluate_1(asked, {"a": "the house", "unknown": "red"}) == {"exact_match": 50.0, "f1": 50.0}
-    assert squad_rules.evaluate_1(asked, {"a": "green house", "b": ""})["f1"] == pytest.approx(100 * (2 / 3) / 2)
 
 
 def plain_figures(
@@ -126,7 +111,8 @@ def test_version_2_gives_the_figures_of_a_second_statement(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
     golds = data.draw(st.lists(st.lists(ANSWERS, max_size=3), min_size=1, max_size=8))
-    asked = ask(tmp_path_factory.mktemp("squad"), [item(str(i), "x", each, True) for i, each in enumerate(golds)])
+    path, items = tmp_path_factory.mktemp("squad") / "d.json", [item(str(i), "x", s, True) for i, s in enumerate(golds)]
+    asked = read_squad(write_questions(path, items))[1]
     said = {question.id: data.draw(ANSWERS) for question in asked}
     odds = {question.id: data.draw(st.sampled_from([-2.5, -1.0, 0.0, 0.5, 3.0])) for question in asked}
     odds |= data.draw(st.sampled_from([{}, {"unknown": 0.1}]))
@@ -251,7 +237,7 @@ def typed(capsys: pytest.CaptureFixture[str]) -> Typed:
 @pytest.fixture
 def first(tmp_path: Path) -> Path:
     """SQuAD 1.1 with an accent, an article and several golds."""
-    items = [item("a", "q", ["the Été", "Été de 1858"]), item("b", "q", ["1858"])]
+    items = [item("a", "q", ["Été de 1858", "the Été"]), item("b", "q", ["1858"])]
     return write_questions(tmp_path / "dev-v1.1.json", items, "the Été de 1858")
 
 
@@ -272,32 +258,22 @@ def test_version_1_counts_and_names_what_is_missing(typed: Typed, first: Path, t
 def test_version_2_with_odds_has_best_thresholds(typed: Typed, second: Path, tmp_path: Path) -> None:
     """Answers and odds that are missing are refused."""
     predictions = write(tmp_path / "p.json", {"a": "the été", "b": "1858"})
-    groups = [f"{prefix}{name}" for prefix in ("", "HasAns_", "NoAns_") for name in ("exact", "f1", "total")]
-    figures, _ = typed(second, predictions)
-    assert (list(figures), figures["exact"]) == (groups, 50.0)
+    assert typed(second, predictions)[0]["exact"] == 50.0
     odds = write(tmp_path / "o.json", {"a": -3, "b": 0.5})
     figures, said = typed(second, predictions, "--null-odds", odds, "--na-prob-thresh", "0.25")
     assert said == ""
-    assert list(figures) == [*groups, *(f"best_{name}{end}" for name in ("exact", "f1") for end in ("", "_thresh"))]
     assert figures["exact"] == figures["NoAns_f1"] == figures["best_f1"] == 100.0
-    assert figures["best_exact_thresh"] == -3
     assert typed(second, predictions, "--null-odds", odds)[0]["exact"] == 50.0  # 1.0 is the official threshold
     refused = typed(second, predictions, "--null-odds", write(odds, {"b": 1}), code=2)
-    assert refused[0] is None
     assert "o.json: no odds for 1 id (a) of" in refused[1]
     assert "p.json: no answer for 1 id (b) of" in typed(second, write(predictions, {"a": ""}), code=2)[1]
 
 
 def test_what_cannot_be_scored_is_refused(typed: Typed, first: Path, tmp_path: Path) -> None:
-    predictions, garbage = write(tmp_path / "p.json", {"a": "", "b": ""}), tmp_path / "garbage"
-    garbage.write_bytes(b"\x00{")
-    for arguments, message in (
-        ((garbage, predictions), "garbage: not a whole JSON file"),
-        ((first, garbage), "garbage: not a whole JSON file"),
-        ((first, tmp_path / "none.json"), "none.json: cannot be read: No such file"),
-        ((first, first), "dev-v1.1.json: 'data'"),
+    predictions = write(tmp_path / "p.json", {"a": "", "b": ""})
+    for words, message in (
+        ((first, first), "'data'"),
         ((first, predictions, "--null-odds", predictions), "--null-odds: "),
     ):
-        figures, said = typed(*arguments, code=2)
-        assert (figures, said[:7]) == (None, "error: ")
-        assert message in said
+        figures, said = typed(*words, code=2)
+        assert (figures, said[:7], message in said) == (None, "error: ", True)

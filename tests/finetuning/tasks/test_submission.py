@@ -88,7 +88,6 @@ def test_the_zip_is_written_when_it_can_be(
     command += ["--recipe", toy.data / "recipe.toml", "--task"]
     of_rte = [*command, "rte", "--epochs", 1]
     assert "submission" not in tune(of_rte, "run_glue"), "who names tasks does not want the zip"
-    assert not archive.exists()
     tune([*of_rte, "--submission"], "run_glue")
     with zipfile.ZipFile(archive) as opened:
         assert sorted(opened.namelist()) == ["RTE.tsv", "WNLI.tsv"]
@@ -98,6 +97,4 @@ def test_the_zip_is_written_when_it_can_be(
     assert archive.exists()
     wnli = json.loads((out / "results.json").read_text())["wnli"]
     assert (list(wnli["runs"]), wnli["scores"]["dev"]["accuracy"]) == (["scored"], pytest.approx(6 / 9))
-    answers = (out / "wnli/predictions/WNLI.tsv").read_text().splitlines()
-    assert answers == ["index\tprediction", *(f"{row}\t1" for row in range(9))]
     assert not (out / "wnli/model").exists()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.commands import assert_refusal, refusal
 from support.tasks import CUTTER, encode, labels, laid_out, saying
 
-from finetuning.files.splits import choose_held_out, find_splits, list_hub_names, name_files
+from finetuning.files.splits import choose_held_out, find_splits, list_hub_names
 from finetuning.settings import FineTuning
 from finetuning.tasks.sentences import SentenceTask
 from finetuning.tasks.swag import open_swag
@@ -48,12 +48,6 @@ def test_what_is_needed_and_missing_is_named_with_what_is_there(tmp_path: Path) 
 def test_parts_that_make_up_no_whole_are_refused(parts: list[str], tmp_path: Path) -> None:
     lay(tmp_path, *(f"train-0000{part}.parquet" for part in parts))
     assert f"but {len(parts)} are there" in refusal(find_splits, tmp_path, NAMES)
-
-
-def test_a_line_names_all_files() -> None:
-    parts = [Path(f"a/train-0000{number}-of-00002.parquet") for number in range(2)]
-    said = "reads a/train-00000-of-00002.parquet, a/train-00001-of-00002.parquet, b/AX.tsv"
-    assert name_files({"train": parts, "ax": [Path("b/AX.tsv")]}) == said
 
 
 @settings(max_examples=30)

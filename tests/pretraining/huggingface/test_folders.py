@@ -116,11 +116,7 @@ def point_outside(path: Path) -> None:
         (WEIGHTS, Path.unlink, "no weights"),
         (WEIGHTS, cut, r"safetensors: cannot be read"),
         (WEIGHTS, lambda path: path.write_bytes(b""), r"safetensors: cannot be read"),
-        (
-            BIN,
-            lambda path: torch.save({"x": Hostile(path.with_name("mark"))}, path),
-            "tensors, which is never executed",
-        ),
+        (BIN, lambda path: torch.save({"x": Hostile(path.with_name("mark"))}, path), "which is never executed"),
         (BIN, partial(torch.save, [torch.zeros(3)]), "not a dictionary of weights"),
         (BIN, partial(torch.save, {"bert.pooler.dense.bias": 3}), "not a dictionary of weights"),
         (BIN, cut, r"pytorch_model\.bin: cannot be read"),

@@ -45,17 +45,11 @@ def test_a_rank_of_512_has_the_shares_that_were_planned() -> None:
         model = build_model(shape)
         shares = model.take_shares(mesh)
     h, found = shape.hidden, {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    wanted = {
-        "embeddings.word.weight": (51_200 // TENSOR, h),
-        "embeddings.position.weight": (1024, h),
-        "layers.0.qkv.weight": (3 * h // TENSOR, h),
-        "layers.0.qkv.bias": (3 * h // TENSOR,),
-        "layers.40.output.weight": (h, h // TENSOR),
-        "layers.40.output.bias": (h,),
-        "layers.71.inner.weight": (4 * h // TENSOR, h),
-        "layers.71.outer.weight": (h, 4 * h // TENSOR),
-        "layers.71.first_norm.weight": (h,),
-    }
+    wanted: dict[str, tuple[int, ...]] = {"embeddings.word.weight": (51_200 // TENSOR, h)}
+    wanted |= {"embeddings.position.weight": (1024, h), "layers.71.first_norm.weight": (h,)}
+    wanted |= {"layers.0.qkv.weight": (3 * h // TENSOR, h), "layers.0.qkv.bias": (3 * h // TENSOR,)}
+    wanted |= {"layers.40.output.weight": (h, h // TENSOR), "layers.40.output.bias": (h,)}
+    wanted |= {"layers.71.inner.weight": (4 * h // TENSOR, h), "layers.71.outer.weight": (h, 4 * h // TENSOR)}
     assert {name: found[name] for name in wanted} == wanted
     assert len(shares.divisions) == 1 + 72 * 6
     numbers = sum(weight.numel() for weight in model.parameters())

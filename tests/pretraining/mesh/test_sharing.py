@@ -20,7 +20,7 @@ from pretraining.optimizers.steps import lamb
 from pretraining.optimizers.steps.flat import FlatOptimizer, add_over_group
 
 STEPS = 3
-BERT, LAMB = Case(zero=1, vocabulary=301), Case(optimizer="lamb", zero=1)
+BERT, LAMB, MUON = (Case(optimizer=name, zero=1, vocabulary=301) for name in ("adamw", "lamb", "muon"))
 make_slot_table, prepare, share_loss = lamb.make_slot_table, FlatOptimizer.prepare, shared_loss.share_loss
 
 
@@ -58,9 +58,7 @@ FAULTS = {
     "none, an odd number of heads a rank": Fault(replace(BERT, heads=6)),
     "none, LAMB": Fault(LAMB),
     "a sum too few, forward": Fault(BERT, (mesh._Sum,), "forward", staticmethod(lambda ctx, x, mesh: x * 1.0)),
-    "a sum too few, backward": Fault(
-        BERT, (mesh._Copy,), "backward", staticmethod(lambda ctx, grad: (grad * 1.0, None))
-    ),
+    "a sum too few, backward": Fault(BERT, (mesh._Copy,), "backward", staticmethod(lambda _, grad: (grad * 1.0, None))),
     "a bias twice": Fault(BERT, (modules.Linear,), "forward", add_a_bias_twice),
     "a norm counted twice, ZeRO 0": Fault(replace(BERT, zero=0), (gradients, engine), "is_divided", lambda _: True),
     "a norm counted twice, ZeRO 1": Fault(BERT, (gradients, engine), "is_divided", lambda _: True),
@@ -68,12 +66,8 @@ FAULTS = {
     "no share marked, ZeRO 2": Fault(replace(BERT, zero=2), (mesh,), "DIVIDED", "not what DeepSpeed reads"),
     "a ratio not summed": Fault(LAMB, (lamb.Lamb,), "_add_over_ranks", add_own_squares),
     "a share's own ratio": Fault(LAMB, (lamb,), "make_slot_table", lambda flat, roles, _: make_slot_table(flat, roles)),
-    "shares made orthogonal": Fault(
-        replace(BERT, optimizer="muon"), (FlatOptimizer,), "prepare", lambda self, *given: prepare(self, *given[:3])
-    ),
-    "one mask for all heads": Fault(
-        BERT, (Mesh,), "select_heads", lambda self, heads: range(heads // self.tensor_ranks)
-    ),
+    "shares made orthogonal": Fault(MUON, (FlatOptimizer,), "prepare", lambda own, *given: prepare(own, *given[:3])),
+    "one mask for all heads": Fault(BERT, (Mesh,), "select_heads", lambda own, heads: range(heads // own.tensor_ranks)),
     "a label at the boundary": Fault(BERT, (losses,), "share_loss", miss_labels_at_a_boundary),
     "the padding counts": Fault(
         BERT, (losses,), "share_loss", lambda logits, labels, _, mesh: share_loss(logits, labels, 1 << 30, mesh)

@@ -92,14 +92,6 @@ def test_four_ranks_that_are_killed_go_on_bit_for_bit(place: Place, run: Path, w
 
 
 @pytest.mark.slow
-def test_others_go_on_with_the_same_curve(place: Place, run: Path, words: list[str], tmp_path: Path) -> None:
-    stopped = training.stopped_at(run, tmp_path / "run", 3)
-    output = assert_well(train(place.command(stopped, *words), ranks=3, seconds=300))
-    assert "changed since then: parallel.tensor 2 -> 1" in output
-    assert_same_curve(stopped, run, 1e-5)
-
-
-@pytest.mark.slow
 def test_a_bad_batch_of_a_shared_model_is_left_out(place: Place, words: list[str]) -> None:
     """The run goes back to its last checkpoint, with new engines in the same processes, and learns what ranks with
     whole models do."""

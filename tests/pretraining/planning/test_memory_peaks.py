@@ -32,10 +32,7 @@ PEAK_STEPS = 4
 
 
 MINI, BASE = (make_shape(size, VOCABULARY) for size in ("mini", "base"))
-SHAPES = {
-    "mini": MINI,
-    "third of base": replace(MINI, layers=BASE.layers, vocabulary=VOCABULARY // 3),
-}
+SHAPES = {"mini": MINI, "third of base": replace(MINI, layers=BASE.layers, vocabulary=VOCABULARY // 3)}
 """Most weights of mini are word embeddings, and most of the third of base are layers, in the proportions of base, which
 itself takes 8 GB a rank under ZeRO 3."""
 

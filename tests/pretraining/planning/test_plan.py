@@ -194,8 +194,7 @@ def test_every_recipe_has_a_plan_that_can_be_read(path: Path, manifest: Manifest
             about = "~" if planned.phase.micro_batch == "auto" else ""
             sizes = f"{about}{planned.micro_batch} x {about}{planned.accumulation} x {made.target.ranks}"
             assert f"{planned.phase.batch:,} = {sizes}" in shown
-        guessed = 'a micro-batch with ~ is "auto", an estimate for a GPU of 80 GB; the run finds by trial what fits'
-        assert (guessed in shown) == path.stem.startswith(TAKE_WHAT_FITS)
+        assert ("an estimate for a GPU of 80 GB" in shown) == path.stem.startswith(TAKE_WHAT_FITS)
         stages = range(3 if made.target.tensor > 1 else 4)  # ranks that share a model do without ZeRO 3
         assert all(f"ZeRO {zero}" in shown for zero in stages)
 
