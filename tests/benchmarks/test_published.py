@@ -1,7 +1,7 @@
 """The planner's model against published runs of many nodes, calibrated on one node, and of ranks that share a model."""
 
 from collections import defaultdict
-from statistics import mean
+from statistics import mean, median
 
 import pytest
 from conftest import ROOT
@@ -11,6 +11,7 @@ from pretraining.planning.cost import PUBLISHED, REACH, SLOWEST
 
 CONTENT = published.read_published()
 PAGE = (ROOT / "docs" / "planning.md").read_text()
+TEXT = " ".join(PAGE.split())  # wherever its lines break
 RUNS = {"PyTorch, A100", "Paddle, A100", "TensorFlow 2, A100", "PyTorch, DGX-2H", "DeepSpeed, DGX-2"}
 OTHERS = ("1, A100", "1, A100, TF32", "1, DGX-2H", "2, A100, TF32", "2, DGX-2H")
 HELD_OUT = {f"TensorFlow {name}" for name in OTHERS}
@@ -31,7 +32,7 @@ def test_the_model_errs_at_most_half_as_much_as_linear_scaling() -> None:
     for run, found in {**by_run, "all of them": seen}.items():
         ours, linear = mean(abs(each.error) for each in found), mean(abs(each.linear_error) for each in found)
         assert ours < linear if run in HELD_OUT else ours <= linear / 2
-        require_in_page(f"{ours:.1%} | {linear:.1%} | {ours / linear:.2f}", run)
+        require_in_page(f"{ours:.1%} | {linear:.1%}", run)
 
 
 def test_every_row_of_several_nodes_is_compared() -> None:
@@ -49,23 +50,25 @@ def test_the_constants_are_those_of_rows_of_one_node_that_are_not_held_out() -> 
 
 
 def test_the_range_of_a_plan_is_that_of_runs_which_the_model_was_fitted_without() -> None:
-    for (run, what), times in published.foretell(CONTENT).items():
-        require_in_page(f"{run} | {what} | {times:.2f}")
+    found = defaultdict(list)
+    for (_, what), times in published.foretell(CONTENT).items():
+        found[what].append(times)
+    for what, series in found.items():
+        require_in_page(f"{what} | {len(series)} | {min(series):.2f} | {median(series):.2f} | {max(series):.2f}")
     assert published.fit_margin(CONTENT) == pytest.approx(PUBLISHED, abs=0.005)
 
 
 def test_the_range_without_a_source_has_eight_of_ten_of_its_rows() -> None:
     covered = published.cover(CONTENT)
-    for source, (within, rows) in covered.items():
-        require_in_page(f"{source} | {within} of {rows}")
     assert len(covered) == 6
-    assert sum(within for within, _ in covered.values()) >= 0.8 * sum(rows for _, rows in covered.values())
+    within, rows = (sum(counts) for counts in zip(*covered.values(), strict=True))
+    assert f"{within} of {rows} rows" in TEXT
+    assert within >= 0.8 * rows
 
 
 # Megatron-LM
 
 MESHES = CONTENT["meshes"]
-TEXT = " ".join(PAGE.split())  # wherever its lines break
 SOFTWARE = published.fit_software(MESHES)
 MOST_ERROR, LEAST_COVERED = 0.06, 0.9
 
@@ -75,9 +78,10 @@ def test_the_rows_that_fit_nothing_are_foretold_within_6_percent() -> None:
     found = [*published.compare_meshes(MESHES, SOFTWARE)]
     assert sum("fits" in row for row in MESHES) < len(MESHES) / 2
     for each in found:
-        row, unit = each.row, 1e15 if each.published > 1e12 else 1.0
-        figures = f"{each.published / unit:.2f} | {each.modelled / unit:.2f} | {each.error:+.1%} | {each.times:.2f}"
-        require_in_page(f"{row['what']} | {row['tensor']} x {row['gpus'] // row['tensor']} | {figures}")
+        row = each.row
+        if "fits" not in row:
+            ranks = f"{row['tensor']} x {row['gpus'] // row['tensor']}"
+            require_in_page(f"{row['what']} | {ranks} | {each.error:+.1%} | {each.times:.2f}")
     for fits in (True, False):
         error = published.find_mean_error(each for each in found if ("fits" in each.row) == fits)
         assert f"{error:.1%}" in TEXT
