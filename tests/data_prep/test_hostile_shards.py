@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -296,27 +296,33 @@ def test_an_unfinished_folder_with_other_records_is_named(line: str, data: Path)
     assert f"{data / WORK / 'documents.jsonl'}: " in said
 
 
-FILES = (SHARD, DOCUMENTS, "vocab.txt", MANIFEST)
+class Damage(NamedTuple):
+    """A file, places in it, and what is done to the bytes there."""
+
+    name: str
+    places: list[int]
+    value: int
+
+    def do(self, sound: Path, data: Path) -> None:
+        """Makes `data` a copy of the sound folder but for these bytes."""
+        shutil.copytree(sound, data, dirs_exist_ok=True)
+        content = bytearray((sound / self.name).read_bytes())
+        for at in self.places:
+            content[at % len(content)] ^= self.value
+        (data / self.name).write_bytes(content)
+
+
+def damages(*names: str, most: int) -> st.SearchStrategy[Damage]:
+    """What Arrow says of a file stands at its ends: most changes are made there."""
+    places = st.lists(st.integers(-1500, 1500) | st.integers(0, 10**6), min_size=1, max_size=most)
+    return st.builds(Damage, st.sampled_from(names), places, st.integers(1, 255))
 
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(name=st.sampled_from(FILES), place=st.floats(0, 1), near_an_end=st.booleans(), value=st.integers(1, 255))
-def test_a_byte_that_is_changed_anywhere_is_found(
-    sound: Path, tmp_path: Path, name: str, place: float, near_an_end: bool, value: int
-) -> None:
-    """What Arrow says of a file stands at its ends; so half of the changes are made there."""
-    data = tmp_path / "data"
-    if not data.exists():
-        shutil.copytree(sound, data)
-    before = (data / name).read_bytes()
-    at = int(place * (len(before) - 1))
-    if near_an_end:
-        at = int(place * 2000) - 1000
-    content = bytearray(before)
-    content[at % len(before)] ^= value
-    (data / name).write_bytes(content)
-    (looked, verified), said = look_aside(data)
-    (data / name).write_bytes(before)
+@given(damage=damages(SHARD, DOCUMENTS, "vocab.txt", MANIFEST, most=1))
+def test_a_byte_that_is_changed_anywhere_is_found(sound: Path, tmp_path: Path, damage: Damage) -> None:
+    damage.do(sound, tmp_path / "data")
+    (looked, verified), said = look_aside(tmp_path / "data")
     assert looked in CODES, said
     assert verified in (1, 2), said
     assert "Traceback" not in said
@@ -324,26 +330,10 @@ def test_a_byte_that_is_changed_anywhere_is_found(
 
 @pytest.mark.slow
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    name=st.sampled_from((SHARD, DOCUMENTS)),
-    places=st.lists(st.integers(-1500, 1500), min_size=1, max_size=8),
-    value=st.integers(1, 255),
-)
-def test_changed_bytes_that_the_records_fit_never_crash(
-    sound: Path, tmp_path: Path, name: str, places: list[int], value: int
-) -> None:
+@given(damage=damages(SHARD, DOCUMENTS, most=8))
+def test_changed_bytes_that_the_records_fit_never_crash(sound: Path, tmp_path: Path, damage: Damage) -> None:
     """Here checksums fit, so that what reads the files meets the damage."""
-    data = tmp_path / "data"
-    if not data.exists():
-        shutil.copytree(sound, data)
-    kept, manifest = (sound / name).read_bytes(), (sound / MANIFEST).read_bytes()
-    content = bytearray(kept)
-    for at in places:
-        content[at % len(kept)] ^= value
-    (data / name).write_bytes(content)
-    (data / MANIFEST).write_bytes(manifest)
-    record_anew(data, name)
-    codes, said = look_aside(data)
-    (data / name).write_bytes(kept)
-    (data / MANIFEST).write_bytes(manifest)
+    damage.do(sound, tmp_path / "data")
+    record_anew(tmp_path / "data", damage.name)
+    codes, said = look_aside(tmp_path / "data")
     assert set(codes) <= CODES, said

@@ -104,18 +104,14 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(docs: list[str], 
     assert Manifest.read(french).settings.language == {"more": "fr"}
 
 
+NEED_TEXT = "--vocab-size 30522|--cased|--vocab x|--extend 9|--language de|--formulas word|--text-field word".split("|")
+NEED_TEXT += ["--format text", "--min-words 9"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--vocab-size", "30522"], "--vocab-size needs the text: the documents of --from are in pieces already"),
-        (["--cased"], "--cased needs the text"),
-        (["--vocab", "x"], "--vocab needs the text"),
-        (["--extend", "9"], "--extend needs the text"),
-        (["--language", "de"], "--language needs the text: the documents of --from are in pieces already"),
-        (["--formulas", "word"], "--formulas needs the text"),
-        (["--text-field", "word"], "--text-field needs the text"),
-        (["--format", "text"], "--format needs the text"),
-        (["--min-words", "9"], "--min-words needs the text"),
+        *(([*row.split()], f"{row.split()[0]} needs the text: the documents of --from") for row in NEED_TEXT),
         (["--documents-only"], "--documents-only: those of --from are there already"),
         (["--weight", "other=2"], "--weight other=2.0: there is no source other, only wiki, more"),
         (["--max-share", "other=0.5"], "there is no source other"),
@@ -201,7 +197,7 @@ def test_a_run_goes_on_that_is_killed_when_all_is_made(
 
 def test_what_a_run_of_documents_leaves_is_sound_at_each_step_and_goes_on(made: Path, tmp_path: Path) -> None:
     words = ["--from", made, *ASKED, *OTHERS[1], "--near-copies", "0.9"]
-    for step in ("taken", "unique", "distinct", "limited", "weighed", "examples", "shards"):
+    for step in ("taken", "unique", "candidates", "distinct", "limited", "weighed", "examples", "shards"):
         with interrupted_at(step):
             make(tmp_path / "out", *words, code=130)
         run_main(verify.main, tmp_path / "out", code=3)

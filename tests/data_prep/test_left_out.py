@@ -333,17 +333,19 @@ def test_near_copies_are_left_out_counted_and_shown(docs: Path, expected: Path, 
     assert ids(tmp_path / "both") == ids(expected)
 
 
-@pytest.mark.parametrize("step", ["candidates", "distinct"])
-def test_an_interrupted_run_goes_on_with_any_workers(step: str, docs: Path, expected: Path, tmp_path: Path) -> None:
-    with interrupted_at(step):
-        run(docs, tmp_path / "out", "--near-copies", "0.8", code=130)
-    run(docs, tmp_path / "out", "--near-copies", "0.8", "--workers", "2" if step == "candidates" else "1")
-    assert tree(tmp_path / "out") == tree(expected)
-
-
 def test_documents_that_were_kept_lose_the_same(docs: Path, expected: Path, tmp_path: Path) -> None:
     run(docs, tmp_path / "documents", "--documents-only")
-    tell(tmp_path / "out", "--from", tmp_path / "documents", *SETTINGS[:5], *SETTINGS[7:], "--near-copies", "0.8")
+    tell(
+        tmp_path / "out",
+        "--from",
+        tmp_path / "documents",
+        *SETTINGS[:5],
+        *SETTINGS[7:],
+        "--near-copies",
+        "0.8",
+        "--workers",
+        "2",
+    )
     assert Manifest.read(tmp_path / "out").fingerprint == Manifest.read(expected).fingerprint
 
 
@@ -362,9 +364,3 @@ def test_near_copies_are_looked_for_anew_where_the_text_changed(docs: Path, tmp_
     assert Manifest.read(out).corpus.near_copies == 52
     run(more, tmp_path / "fresh", "--near-copies", "0.8")
     assert tree(out) == tree(tmp_path / "fresh")
-
-
-def test_a_forecast_tells_of_the_search(docs: Path, tmp_path: Path) -> None:
-    said = run(docs, tmp_path / "out", "--near-copies", "0.8", "--check")
-    assert all(f"\n{step} " in said for step in ("signatures", "candidates", "near copies"))
-    assert not (tmp_path / "out").exists()

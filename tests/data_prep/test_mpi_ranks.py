@@ -12,11 +12,11 @@ import psutil
 import pytest
 from conftest import ROOT, write_wiki
 from support.commands import has_ended, start, wait_for
-from support.marks import slow
 from support.shards import MPIRUN, command
 
 from data_prep.work import WorkFolder
 
+pytestmark = pytest.mark.slow
 RANK = "OMPI_COMM_WORLD_RANK"
 PATIENT = """
 import os, subprocess, sys, time
@@ -97,15 +97,9 @@ def begin(corpus: Path, tmp_path: Path) -> Iterator[Callable[[str], Ranks]]:
         found.process.communicate()
 
 
-@pytest.fixture
-def ranks(begin: Callable[[str], Ranks]) -> Ranks:
-    """Three ranks at work."""
-    return begin("ranks")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("rank", [slow(0), 2])
-def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, ranks: Ranks) -> None:
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, begin: Callable[[str], Ranks]) -> None:
+    ranks = begin("ranks")
     ranks.working(rank).kill()
     codes, said = ranks.end(20)
     assert codes == [2, 2, 2]
@@ -115,7 +109,6 @@ def test_a_rank_whose_process_is_killed_ends_all_with_its_name(rank: int, ranks:
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
 def test_a_run_that_is_left_without_text_ends_on_all_ranks(corpus: Path, tmp_path: Path) -> None:
     """Rank 0 removes the folder in which they hear of one another; the launcher waits for each rank."""
     asked = command(corpus, tmp_path / "out", "--min-words", "100000")
@@ -125,7 +118,6 @@ def test_a_run_that_is_left_without_text_ends_on_all_ranks(corpus: Path, tmp_pat
     assert [(tmp_path / f"code-{rank}").read_text() for rank in range(2)] == ["2", "2"]
 
 
-@pytest.mark.slow
 def test_a_rank_that_vanishes_without_a_word_ends_all_within_a_minute(begin: Callable[[str], Ranks]) -> None:
     """The first and the last, side by side, since it takes long."""
     begun: dict[int, Ranks] = {}
@@ -138,8 +130,8 @@ def test_a_rank_that_vanishes_without_a_word_ends_all_within_a_minute(begin: Cal
         assert re.search(rf"error: rank {gone} on \S+ is gone \(nothing was heard of it for 40 s\)", said)
 
 
-@pytest.mark.slow
-def test_a_rank_that_is_busy_for_longer_than_silence_may_last_is_not_gone(ranks: Ranks) -> None:
+def test_a_rank_that_is_busy_for_longer_than_silence_may_last_is_not_gone(begin: Callable[[str], Ranks]) -> None:
+    ranks = begin("ranks")
     worker = ranks.working(1)
     worker.suspend()
     time.sleep(50)
@@ -165,8 +157,8 @@ def launch(ranks: int, corpus: Path, out: str, environment: dict[str, str], *wra
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        slow("raise ImportError('not on this host')", "ImportError: not on this host"),
-        slow("module.segment = segment", "RuntimeError: a fault of this host"),
+        ("raise ImportError('not on this host')", "ImportError: not on this host"),
+        ("module.segment = segment", "RuntimeError: a fault of this host"),
     ],
 )
 def test_a_fault_of_one_rank_is_told_with_its_traceback(what: str, said: str, corpus: Path, tmp_path: Path) -> None:
@@ -180,9 +172,7 @@ def test_a_fault_of_one_rank_is_told_with_its_traceback(what: str, said: str, co
     assert "interrupted" not in errors
 
 
-@pytest.mark.parametrize(
-    ("corpus", "message"), [slow("nowhere", "no such file or folder"), slow("empty", "error: --docs")]
-)
+@pytest.mark.parametrize(("corpus", "message"), [("nowhere", "no such file or folder"), ("empty", "error: --docs")])
 def test_a_mistake_of_the_user_is_told_once(corpus: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     code, said = launch(3, tmp_path / corpus, str(tmp_path / "out"), {})
@@ -191,7 +181,6 @@ def test_a_mistake_of_the_user_is_told_once(corpus: str, message: str, tmp_path:
     assert "Traceback" not in said
 
 
-@pytest.mark.slow
 def test_an_output_folder_that_a_host_does_not_see_is_found_before_any_work(corpus: Path, tmp_path: Path) -> None:
     folders = [tmp_path / "0", tmp_path / "1"]
     for folder in folders:

@@ -122,13 +122,7 @@ TYPES = {
 
 
 def compiled(
-    kernel: Any,
-    tile: Tile,
-    capability: int,
-    numbers: str,
-    drops: bool = True,
-    another: bool = False,
-    size: int = HEAD,
+    kernel: Any, tile: Tile, capability: int, numbers: str, drops: bool = True, another: bool = False, size: int = HEAD
 ) -> bytes:
     """The machine code of a kernel for these numbers; `another`: for gelu by tanh, a norm whose sum goes on, or
     attention over several tiles of keys."""

@@ -247,9 +247,6 @@ def test_an_example_is_shown_with_its_documents(data: Path) -> None:
         example, _ = find_example(Wanted(data, index=index))
         said = run_main(show.main, data, "--index", index)
         assert f"no B; document {example.document} wiki" in said
-    assert "written" in run_main(show.main, data, "--report")
-    assert "--pairs full-sentences" in (data / "report.html").read_text()
-    (data / "report.html").unlink()
 
 
 def test_a_version_that_does_not_know_them_refuses_them(

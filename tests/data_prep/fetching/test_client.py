@@ -182,12 +182,6 @@ def test_without_a_network_it_says_so(command: str, monkeypatch: pytest.MonkeyPa
     assert not Path("data").exists() or not names(Path("data"))
 
 
-def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "getaddrinfo", Mock(side_effect=socket.gaierror(-2, "Name or service not known")))
-    address = "https://dumps.wikimedia.org/enwiki/latest/enwiki-latest-sha1sums.txt"
-    assert re.search(f"{address}: cannot be reached.*Name or service not known", run("wikipedia", code=2))
-
-
 def test_a_network_lost_on_the_way_is_waited_for(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     site.drops, error = 1, socket.gaierror(-3, "Temporary failure in name resolution")
     resolving = Mock(wraps=socket.getaddrinfo, side_effect=[DEFAULT, error, error, DEFAULT])

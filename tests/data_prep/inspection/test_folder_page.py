@@ -28,7 +28,7 @@ from data_prep.inspection.lookup import ShownExample, format_example, mark_piece
 from data_prep.inspection.page import writing
 from data_prep.inspection.page.writing import MOST_BARS, Bar, make_doubling_bars, make_even_bars
 from data_prep.settings import Settings
-from data_prep.shards import MANIFEST, REPORT, CorpusFigures, Manifest, RecordedSettings, VocabularyFigures
+from data_prep.shards import MANIFEST, REPORT, CorpusFigures, Manifest, RecordedSettings
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 
@@ -298,22 +298,6 @@ def test_a_page_of_a_damaged_folder_is_made_or_refused_in_a_line(data: Path, cap
 CHARTS: Any = writing.TEMPLATES.get_template("charts.html").module
 
 
-def manifest(**changes: Any) -> Manifest:
-    """A manifest that says little else than what a test needs."""
-    said: dict[str, Any] = {
-        "settings": RecordedSettings(**Settings().record_values()),
-        "sources": [],
-        "given_vocabulary": None,
-        "fingerprint": "",
-        "corpus": CorpusFigures(documents=10, validation_documents=0),
-        "vocabulary": VocabularyFigures(size=100, sha256="", cased=False),
-        "files": [],
-        "sets": [],
-        "bytes": 0,
-    }
-    return Manifest(**{**said, **changes})
-
-
 def heights(bars: list[Bar]) -> list[float]:
     """The heights of the bars in percent, as a browser draws them."""
     drawing = str(CHARTS.drawing(bars, "documents"))
@@ -346,28 +330,29 @@ def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
     assert max(float(place.removeprefix("left:").rstrip("%")) for place, _ in places) <= 75
 
 
-def test_reasons_are_those_of_the_settings_and_filters_are_ready_to_be_told() -> None:
-    assert not list(list_reasons(manifest()))
-    corpus = CorpusFigures(documents=10, validation_documents=1, copies=0, near_copies=2, over_share=3)
-    filtered = corpus.model_copy(update={"filtered": {"only_language": 6, "min_words": 5}})
-    told = manifest(corpus=filtered)
-    counts = {reason.name: reason.count for reason in list_reasons(told)}
-    expected = {"min_words": 5, "only_language": 6, "copies": 0, "near copies": 2, "over share": 3}
-    assert list(counts.items()) == list(expected.items())
+def test_reasons_are_those_of_the_settings_in_the_order_of_their_work(made: Path) -> None:
+    found = {"filtered": {"only_language": 6, "min_words": 5}, "copies": 0, "near_copies": 2, "over_share": 3}
+    corpora = (CorpusFigures(documents=10, validation_documents=1, **figures) for figures in ({}, found))
+    none, told = (Manifest.read(made).model_copy(update={"corpus": corpus}) for corpus in corpora)
+    expected = [("min_words", 5), ("only_language", 6), ("copies", 0), ("near copies", 2), ("over share", 3)]
+    assert not list(list_reasons(none))
+    assert [(reason.name, reason.count) for reason in list_reasons(told)] == expected
 
 
-def test_every_table_of_values_shows_its_first_rows(tmp_path: Path) -> None:
+def test_every_table_of_values_shows_its_first_rows(made: Path, tmp_path: Path) -> None:
     rows = [["why", "text"], *([str(number), "x" * 10_000 if number else '"a",\n<b>'] for number in range(50))]
     with (tmp_path / "too-short.csv").open("w", newline="") as file:
         csv.writer(file).writerows(rows)
-    tables = writing.read_tables(tmp_path, manifest(files=[FileRecord.from_file(tmp_path, "too-short.csv")]))
+    records = {"tables": [FileRecord.from_file(tmp_path, "too-short.csv")]}
+    tables = writing.read_tables(tmp_path, Manifest.read(made).model_copy(update=records))
     assert tables == {"too-short.csv": rows[: writing.MOST_ROWS + 1]}
 
 
-def test_settings_are_spelled_as_flags() -> None:
+def test_settings_are_spelled_as_flags(made: Path) -> None:
     settings = Settings(cased=True, weight=(("a=2",), ("b=0.5",)), lengths=(64,), validation=0.0)
     later: dict[str, Any] = {"sieve": None, "filters": {"length": 3}}  # settings of a later version
-    told = writing.spell_settings(manifest(settings=RecordedSettings(**settings.record_values(), **later)))
+    recorded = {"settings": RecordedSettings(**settings.record_values(), **later)}
+    told = writing.spell_settings(Manifest.read(made).model_copy(update=recorded))
     assert {"--cased", "--weight a=2 b=0.5", "--lengths 64", "--validation 0", "--filters length=3"} <= {*told}
 
 

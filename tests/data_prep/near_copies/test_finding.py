@@ -68,11 +68,7 @@ def expected(documents: list[list[int]], tmp_path_factory: pytest.TempPathFactor
     return search(tmp_path_factory.mktemp("expected"), documents, 0.7)
 
 
-LIMITS = [
-    slow(2, 2000, {}),
-    slow(1, 19, {"KEYS": 500}),
-    (1, 90, {"KEYS": 1000, "MOST_STRETCHES": 5, "PAIRS": 1}),
-]
+LIMITS = [slow(2, 2000, {}), slow(1, 19, {"KEYS": 500}), (1, 90, {"KEYS": 1000, "MOST_STRETCHES": 5, "PAIRS": 1})]
 
 
 @pytest.mark.parametrize(("size", "per_file", "limits"), LIMITS, ids=str)

@@ -133,17 +133,6 @@ def test_hostile_markdown_takes_no_longer_for_being_long() -> None:
         assert time.process_time() - start < 5, unit  # seconds; minutes, were it quadratic
 
 
-@pytest.mark.realdata
-def test_real_books(real_data: Path) -> None:
-    paths = sorted((real_data / "books").glob("*/*.md"))[::8]
-    assert len(paths) > 10
-    for path in paths:
-        assert detected(path) == "text"
-        (document,) = read(path, "text", step=1000)[0]
-        assert len(document.passages) > 5
-        assert not [text for text in document.passages if text.startswith("#") or not text.strip("-*_= ")]
-
-
 def test_a_book_that_is_too_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cutting, "LARGEST_DOCUMENT", 1 << 20)
     said = r"x.txt: one document of more than 1 MB\ncut it up, or .*--format sentences"

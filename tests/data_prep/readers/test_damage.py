@@ -45,15 +45,6 @@ def test_damaged_compressed_files(tmp_path: Path, suffix: str, fault: str) -> No
         assert left_out.startswith(f"{said}the stream at byte ")
 
 
-@pytest.mark.parametrize(("kept", "stream"), [(0.4, 20_000), (0.999, 20_000), (0.75, 1 << 30)])
-def test_truncated_dumps_are_refused(tmp_path: Path, kept: float, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cutting, "BLOCK", 4096)  # a look at the head must not meet the end
-    whole = in_streams(wiki_dump(*many_pages(150)), stream)
-    path = write(tmp_path / "cut.xml.bz2", whole[: int(len(whole) * kept)])
-    said = refusal(read, path, "mediawiki", step=40_000)
-    assert re.search(r"cut.xml.bz2: truncated or damaged .bz2: the stream at byte \d[\d,]*: it does not end", said)
-
-
 def test_the_damaged_stream_is_named(tmp_path: Path) -> None:
     streams = [bz2.compress(part.encode()) for part in many_pages(40)]
     at = sum(map(len, streams[:30]))

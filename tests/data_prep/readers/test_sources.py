@@ -117,15 +117,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert lines[3:] == [f"  {folder}/b.png: an image (2 such files)", skip, say]
 
 
-def test_each_way_out_that_the_message_names_is_one(tmp_path: Path) -> None:
-    folder = fill(tmp_path / "x", y__c_dot_txt=TEXT, d_dot_jsonl=JSON, b_dot_jpg=b"\xff\xd8\xff\xe0")
-    said = message(folder)
-    problems = Problems("skip")
-    assert [file.name for file in find_files([str(folder)], {}, None, problems)] == ["d.jsonl", "y/c.txt"]
-    assert problems.skipped == [f"{folder}/b.jpg: an image"]
-    assert "--format" not in said  # which would have the JSON lines read as text
-
-
 def test_each_file_of_a_source_is_read_by_its_own_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fill(tmp_path / "x", a_dot_txt=TEXT, b_dot_jsonl=JSON, c_dot_md=TEXT, d_dot_jsonl=JSON, e=TEXT)
     expected = [("b.jsonl", "jsonl"), ("d.jsonl", "jsonl"), ("a.txt", "text"), ("c.md", "text"), ("e", "text")]
@@ -147,15 +138,6 @@ def test_the_format_of_one_source(tmp_path: Path) -> None:
     assert {file.format for file in find_files(arguments, {"more": "text", "": "text"})} == {"jsonl", "text"}
     said = "--format mroe=text: there is no source mroe, only lines, more\na source has the name of its folder or file"
     assert refusal(find_files, arguments, {"mroe": "text"}).startswith(said)
-
-
-def test_texts_of_which_some_look_like_sentences(tmp_path: Path) -> None:
-    """Each is read as it looks, unless the user says how to read all of them."""
-    folder = fill(tmp_path / "x", a_dot_txt=SENTENCES, b_dot_txt=TEXT, c_dot_jsonl=JSON, d_dot_md=TEXT)
-    found = [f"{file.name} {file.format}" for file in find_files([str(folder)])]
-    assert found == ["c.jsonl jsonl", "a.txt sentences", "b.txt text", "d.md text"]
-    for format in ("text", "sentences"):
-        assert [file.format for file in find_files([str(folder)], {"x": format})] == ["jsonl", format, format, format]
 
 
 def test_cures_can_be_given_to_a_shell(tmp_path: Path) -> None:

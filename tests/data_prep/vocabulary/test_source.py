@@ -66,9 +66,7 @@ tokenizer_config.json | tokenizer_class | "BertJapaneseTokenizer" | by BertJapan
 tokenizer_config.json | word_tokenizer_type | "mecab" | finds words by mecab
 tokenizer.json | normalizer strip_accents | false | strip_accents = false
 tokenizer.json | normalizer type | "Sequence" | normalizer.type = "Sequence"
-tokenizer.json | normalizer | null | normalizer.type = null; only "BertNormalizer"
 tokenizer.json | pre_tokenizer | {"type": "Split"} | pre_tokenizer.type = "Split"
-tokenizer.json | pre_tokenizer | null | pre_tokenizer.type = null
 tokenizer.json | model continuing_subword_prefix | "" | continuing_subword_prefix = ""; only nothing
 tokenizer.json | model max_input_chars_per_word | 5 | max_input_chars_per_word = 5; only nothing
 tokenizer.json | model unk_token | "x" | model.unk_token = "x"

@@ -187,12 +187,6 @@ def test_a_gpu_that_is_not_used_is_told_of_once(monkeypatch: pytest.MonkeyPatch,
     assert explain_unused() == ""
 
 
-def test_a_torch_for_cpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert explain_absence() == ("this torch is built for CPUs alone", "install a torch that is built for your GPU")
-
-
 def test_of_gpus_of_amd_nothing_is_taken_for_granted(monkeypatch: pytest.MonkeyPatch) -> None:
     """They say 9.4 where NVIDIA's say their compute capability, which means something else."""
     pretend_gpu(monkeypatch, "AMD Instinct MI300X", (9, 4), ["gfx942"])
