@@ -35,18 +35,23 @@ def test_the_model_errs_at_most_half_as_much_as_linear_scaling() -> None:
         require_in_page(f"{ours:.1%} | {linear:.1%}", run)
 
 
-def test_every_row_of_several_nodes_is_compared() -> None:
+def test_every_row_of_several_nodes_is_compared_and_none_of_them_calibrates() -> None:
     assert all(row["source"] in CONTENT["sources"] for row in [*CONTENT["rows"], *CONTENT["hours"]])
     rows = [row for row in CONTENT["rows"] if "accumulation" in row]
     hours = [row for row in CONTENT["hours"] if "phases" in row]
     several = [row for row in [*rows, *hours] if not published.is_single(row)]
     assert len(COMPARISONS) == len(several)
+    others = [{**row, "sequences_per_second": 1.0} if not published.is_single(row) else row for row in rows]
+    assert published.fit_paces(others) == published.fit_paces(rows)
 
 
 def test_the_constants_are_those_of_rows_of_one_node_that_are_not_held_out() -> None:
     rows = [row for row in CONTENT["rows"] if row["gpus"] <= row["gpus_per_node"]]
     assert published.fit_reach(rows) == pytest.approx(REACH, abs=0.005)
     assert published.fit_slowest(rows) == pytest.approx(SLOWEST, abs=0.0005)
+    slower = [{**row, "sequences_per_second": 1.0} if "held_out" in row else row for row in rows]
+    assert published.fit_reach(slower) == published.fit_reach(rows)
+    assert published.fit_slowest(slower) == published.fit_slowest(rows)
 
 
 def test_the_range_of_a_plan_is_that_of_runs_which_the_model_was_fitted_without() -> None:
@@ -64,6 +69,21 @@ def test_the_range_without_a_source_has_eight_of_ten_of_its_rows() -> None:
     within, rows = (sum(counts) for counts in zip(*covered.values(), strict=True))
     assert f"{within} of {rows} rows" in TEXT
     assert within >= 0.8 * rows
+
+
+def test_a_row_in_tf32_is_modelled_in_tf32() -> None:
+    rows, run = CONTENT["rows"], "TensorFlow 2, A100, TF32"
+    [row] = [row for row in rows if (row.get("run"), row["gpus"], row["length"]) == (run, 1, 128)]
+    mixed = {name: value for name, value in row.items() if name != "precision"}
+    assert 0.4 < published.modelled_speed(row, 1.0) / published.modelled_speed(mixed, 1.0) < 0.55
+
+
+def test_what_a_source_says_is_not_used_to_foretell_it() -> None:
+    before = published.foretell(CONTENT)
+    run, source, speed = "TensorFlow 2, A100", "TensorFlow 2021", "sequences_per_second"
+    rows = [{**row, speed: 2 * row[speed]} if row["source"] == source else row for row in CONTENT["rows"]]
+    after = published.foretell({**CONTENT, "rows": rows})
+    assert after[run, "at 128"] == pytest.approx(before[run, "at 128"] / 2)
 
 
 # Megatron-LM
