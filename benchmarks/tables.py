@@ -120,7 +120,7 @@ def list_ratios(contest: Results) -> dict[str, Any]:
 
 
 def summarise_contests(found: Results) -> Iterator[ResultTable]:
-    """Yields a table with a row for each contest, our figures and the ratios to peers; then tables of whole runs."""
+    """Yields a table of contests, our figures and the ratios to peers; then of whole runs without the seconds of steps."""
     for model, contests in list_contests(found):
         rows = []
         for name, each in contests.items():
@@ -130,10 +130,10 @@ def summarise_contests(found: Results) -> Iterator[ResultTable]:
             if own or taken:
                 rows.append({model or "contest": name_contest(name, each), **own, **taken})
         if rows:
-            yield build_table("Speed relative to others", rows)
+            yield build_table("Speed ratios", rows)
     for name in ("whole_runs", "growth"):
-        if found.get(name):
-            yield build_table(format_title(name), found[name])
+        if rows := [{key: row[key] for key in row if "per" in key or key[-2:] != "_s"} for row in found.get(name, ())]:
+            yield build_table(format_title(name), rows)
 
 
 def summarise_scaling(found: Results) -> Iterator[ResultTable]:
