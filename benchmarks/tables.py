@@ -120,7 +120,7 @@ def list_ratios(contest: Results) -> dict[str, Any]:
 
 
 def summarise_contests(found: Results) -> Iterator[ResultTable]:
-    """Yields a table of contests, our figures and the ratios to peers; then of whole runs without the seconds of steps."""
+    """Yields a table of contests, our figures and the ratios to peers; then of whole runs without their steps."""
     for model, contests in list_contests(found):
         rows = []
         for name, each in contests.items():
