@@ -58,17 +58,21 @@ def read_all(folder: Path) -> dict[str, Results]:
 
 def describe_machine(environment: Mapping[str, Any]) -> str:
     """Describes the hardware and the day of results in one line."""
-    sets = ", ".join(environment["instruction_sets"]) or "instruction sets unknown"
-    processor = f"{environment['cores']} cores of {environment['processor']} ({sets})"
+    best = next(iter(environment["instruction_sets"]), "instruction sets unknown")
+    processor = f"{environment['cores']} cores of {environment['processor']} ({best})"
     day = date.fromisoformat(environment["date"])
     return ", ".join(filter(None, (environment.get("gpu"), processor, f"{day.day} {day:%B %Y}")))
 
 
 def describe_tables(found: Results) -> Iterable[ResultTable]:
-    """Returns the tables of a file of results."""
+    """Returns the tables of a file of results; of the paper's rows and claims, those that were measured."""
     if found["benchmark"] != BENCHMARK:
         return summarise_results(found)
-    return build_tables(TableResult.model_validate(found, strict=False))
+    judged = [each for each in found["verdicts"] if each["finding"] != "nothing is claimed"]
+    rows = [each for each in found["rows"] if each["cells"]]
+    notes = [each for each in found["notes"] if not each.startswith("made ")]
+    shown = {**found, "rows": rows, "verdicts": judged, "notes": notes}
+    return build_tables(TableResult.model_validate(shown, strict=False))
 
 
 def format_heading(name: str, found: Results) -> str:
@@ -83,10 +87,8 @@ def rewrite(text: str, results: Mapping[str, Results]) -> str:
         parts = []
         for name, found in results.items():
             if found["benchmark"] == match[2]:
-                parts += [
-                    format_heading(name, found),
-                    *filter(None, (table.to_markdown() for table in describe_tables(found))),
-                ]
+                parts += [format_heading(name, found)]
+                parts += [table.to_markdown() for table in describe_tables(found) if table.rows]
         return f"{match[1]}\n" + "".join(f"{part}\n\n" for part in parts) + match[3]
 
     return MARKED.sub(tables, text)

@@ -14,12 +14,11 @@ import rich.table
 from rich.console import Console
 
 Results = Mapping[str, Any]
-ALONG = ("real_pieces_per_second", "share_of_ceiling", "share_of_ceiling_computed", "mb_per_s")
+ALONG = ("real_pieces_per_second", "share_of_ceiling", "mb_per_s")
 """Figures of our side that are shown beside the ratios."""
 PAIRS = (
     ("fp32", "transformers fp32"),
     ("bf16", "transformers bf16"),
-    ("bf16", "transformers autocast"),
     ("int8", "transformers bf16"),
     ("fp32", "onnxruntime fp32"),
     ("int8", "onnxruntime int8"),
@@ -39,7 +38,7 @@ class ResultTable:
         """Formats the table as Markdown."""
         rows = [f"| {' | '.join(word.replace('|', '/') for word in row)} |" for row in (self.head, *self.rows)]
         title = f"{self.title}:\n\n" if self.title else ""
-        return title + "\n".join([rows[0], "| --- " * len(self.head) + "|", *rows[1:]])
+        return title + "\n".join([rows[0], "|---" * len(self.head) + "|", *rows[1:]])
 
 
 def show(console: Console, tables: Iterable[ResultTable]) -> None:
@@ -64,7 +63,7 @@ def format_cell(value: Any, name: str = "") -> str:
     """Formats a value: shares in percent, a spread as its median with the lowest and the highest."""
     if isinstance(value, Mapping):
         ends = [format_cell(value[end], name) for end in ("lowest", "highest") if end in value]
-        return format_cell(value["median"], name) + (f" ({' to '.join(ends)})" if ends else "")
+        return format_cell(value["median"], name) + (f" ({'–'.join(ends)})" if ends else "")
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if not isinstance(value, float):
@@ -121,7 +120,7 @@ def list_ratios(contest: Results) -> dict[str, Any]:
 
 
 def summarise_contests(found: Results) -> Iterator[ResultTable]:
-    """Yields a table with a row for each contest, our figures and the ratios to peers; then tables of whole runs."""
+    """Yields a table of contests, our figures and the ratios to peers; then of whole runs without their steps."""
     for model, contests in list_contests(found):
         rows = []
         for name, each in contests.items():
@@ -131,10 +130,10 @@ def summarise_contests(found: Results) -> Iterator[ResultTable]:
             if own or taken:
                 rows.append({model or "contest": name_contest(name, each), **own, **taken})
         if rows:
-            yield build_table("How many times as fast we are", rows)
+            yield build_table("Speed ratios", rows)
     for name in ("whole_runs", "growth"):
-        if found.get(name):
-            yield build_table(format_title(name), found[name])
+        if rows := [{key: row[key] for key in row if "per" in key or key[-2:] != "_s"} for row in found.get(name, ())]:
+            yield build_table(format_title(name), rows)
 
 
 def summarise_scaling(found: Results) -> Iterator[ResultTable]:

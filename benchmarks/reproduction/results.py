@@ -50,11 +50,10 @@ class CellResult(JsonRecord):
 
     @property
     def text(self) -> str:
-        """The mean with its spread and the number of seeds, and short notes."""
-        counted = f"{len(self.values)}" + (f" of {self.wanted}" if len(self.values) < self.wanted else "")
+        """The mean with its spread, the number of seeds if some are missing, and short notes."""
         told = [] if self.mean is None else [f"{self.mean:.1f}"]
         told += [] if self.spread is None else [f"± {self.spread:.1f}"]
-        told += [f"({counted})"] if self.values and (self.wanted > 1) else []
+        told += [f"({len(self.values)} of {self.wanted})"] if 0 < len(self.values) < self.wanted else []
         figures = " ".join(told).replace(" ", NO_BREAK)
         return " ".join(filter(None, [figures, *dict.fromkeys(note.partition(":")[0] for note in self.notes)]))
 
@@ -328,7 +327,7 @@ def build_scores_table(result: TableResult) -> ResultTable:
         published = [f"{row.paper[name]:g}" if name in row.paper else "" for name in paper]
         rows.append([row.name, *shown, *published])
     if any(result.signals.values()):
-        told = ["", *(result.signals.get(name) or "" for name in result.columns)]
+        told = ["", *(result.signals.get(name, "").partition(":")[0] for name in result.columns)]
         rows.append([*told, *[""] * (len(head) - len(told))])
     title = f"{result.title}, scale {result.scale}. Mean ± spread over {result.units}"
     return ResultTable(title, head, rows)
@@ -341,7 +340,7 @@ def build_claims_table(result: TableResult) -> ResultTable:
         column = result.columns[each.column]
         rows.append([each.claim * (each.claim != before), each.better, each.worse, column, each.finding, each.why])
         before = each.claim
-    return ResultTable("What is claimed", ["claim", "better", "worse", "column", "found", "how sure"], rows)
+    return ResultTable("Claims of the paper", ["claim", "better", "worse", "column", "found", "how sure"], rows)
 
 
 def list_troubles(result: TableResult) -> list[str]:

@@ -71,7 +71,7 @@ def test_results_and_contests_are_printed(tmp_path: Path, capsys: pytest.Capture
 def test_cells() -> None:
     found = [format_cell(value) for value in (None, True, 3, 1234567, 0.123456, 45678.9, 1e-7)]
     assert found == ["", "yes", "3", "1,234,567", "0.123", "45,679", "1e-07"]
-    assert format_cell({"median": 0.5, "lowest": 0.25, "highest": 0.75}, "share_of_it") == "50.0% (25.0% to 75.0%)"
+    assert format_cell({"median": 0.5, "lowest": 0.25, "highest": 0.75}, "share_of_it") == "50.0% (25.0%–75.0%)"
 
 
 def test_bad_input_is_told_with_a_cure(tmp_path: Path) -> None:

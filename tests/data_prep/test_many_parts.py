@@ -208,4 +208,5 @@ def test_a_record_that_a_power_cut_took_is_made_again(docs: Path, out: Path) -> 
     for step in ("tokens", "documents"):
         journal = out / WORK / f"{step}.jsonl"
         journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:-1]) + b'{"task": "torn')
+    interrupt("shards", docs, out)
     finish(docs, out)

@@ -235,12 +235,13 @@ def numbers_after(output: str, start: str) -> list[float]:
 def test_the_shards_are_as_large_as_the_check_says(tmp_path: Path) -> None:
     """Of compressed text, whose size is not that of its files."""
     wiki, out = write_wiki(tmp_path / "wiki", documents=1500, files=6), tmp_path / "out"
+    small = ("--shard-size", "64KB")
     for path in list(wiki.iterdir()):
         Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    disk = numbers_after(run(wiki, out, "--check"), "disk: ")
+    disk = numbers_after(run(wiki, out, "--check", *small), "disk: ")
     assert [path.name for path in tmp_path.iterdir()] == ["wiki"]
-    run(wiki, out)
+    run(wiki, out, *small)
     shards = list(out.rglob("shard-*"))
     assert disk[1] == pytest.approx(sum(path.stat().st_size for path in shards) / 1e6, rel=0.15)
     assert disk[2] == pytest.approx(len(shards), abs=2)

@@ -137,7 +137,7 @@ def test_a_run_or_a_restart_that_fails_is_told_in_its_own_words_and_the_rest_goe
     assert "splits do not add up" in place.shown
     assert cells["+ BiLSTM"].notes == ["failed: seed 2: what it computes is no number"]
     assert [len(cells[name].values) for name in ("BERT", "+ BiLSTM")] == [4, 3]
-    assert cells["from scratch"].text.replace(results.NO_BREAK, " ") == "50.0 ± 0.0 (4) one answer for all"
+    assert cells["from scratch"].text.replace(results.NO_BREAK, " ") == "50.0 ± 0.0 one answer for all"
     mended = StandIn()
     place.complete("table5", mended)
     assert len(mended.ran) == 3  # the pre-training, its task, its pairs
@@ -203,7 +203,7 @@ def test_the_tables_say_what_is_claimed_and_found(place: Place) -> None:
     paper = ("MNLI-m", "QNLI", "MRPC", "SST-2", "SQuAD 1.1 F1")
     assert scores.head == ["", "demo task", "BLiMP", *(f"paper: {title}" for title in paper)]
     shown = [word.replace(results.NO_BREAK, " ") for word in scores.rows[0]]
-    assert shown == ["BERT", "80.2 ± 0.1 (4)", "80.0", *("84.4", "88.4", "86.7", "92.7", "88.5")]
+    assert shown == ["BERT", "80.2 ± 0.1", "80.0", *("84.4", "88.4", "86.7", "92.7", "88.5")]
     assert claims.rows[0][:5] == ["No NSP hurts QNLI, MNLI and SQuAD", "BERT", "No NSP", "demo task", "not sure"]
     assert ["MNLI-m, QNLI, MRPC, SST-2: demo task in its place"] in notes.rows
 
