@@ -19,7 +19,6 @@ ALONG = ("real_pieces_per_second", "share_of_ceiling", "mb_per_s")
 PAIRS = (
     ("fp32", "transformers fp32"),
     ("bf16", "transformers bf16"),
-    ("int8", "transformers bf16"),
     ("fp32", "onnxruntime fp32"),
     ("int8", "onnxruntime int8"),
 )
@@ -137,7 +136,7 @@ def summarise_contests(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_scaling(found: Results) -> Iterator[ResultTable]:
-    """Yields the table of efficiencies, as measured and without communication."""
+    """Yields the table of efficiencies and of the share of communication."""
     several = max(point["nodes"] for point in found["points"]) > 1
     shared = max(point.get("tensor", 1) for point in found["points"]) > 1
     names = ("scaling", *["nodes"] * several, "processes", *["tensor"] * shared, "threads", "sequences")
@@ -145,7 +144,7 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
     for point in found["points"]:
         row = {name: str(point[name]) for name in names}
         row["sequences/s"] = format_cell(point["sequences_per_second"])
-        for name in ("efficiency", "ideal", "communication"):
+        for name in ("efficiency", "communication"):
             row[name] = "–" if point[name] is None else point[name] and f"{read_median(point[name]):.0%}"
         rows.append(row)
     yield build_table("", rows)

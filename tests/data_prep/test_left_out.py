@@ -30,16 +30,12 @@ from data_prep.shards import MANIFEST, NEAR_REPORT, Manifest
 from data_prep.work import WorkFolder
 
 
-def lines(folder: Path) -> bytes:
-    """Texts as JSON lines."""
-    draw = random.Random(1)
-    return write_rows(folder / "x.jsonl", [draw_text(draw, draw.randint(2, 20)) for _ in range(120)]).read_bytes()
-
-
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
     """A folder with good text and all kinds of damage."""
-    text, folder = lines(tmp_path / "wiki"), tmp_path / "bad"
+    draw, folder = random.Random(1), tmp_path / "bad"
+    texts = [draw_text(draw, draw.randint(2, 20)) for _ in range(120)]
+    text = write_rows(tmp_path / "wiki" / "x.jsonl", texts).read_bytes()
     folder.mkdir()
     (folder / "a.jsonl").write_bytes(text)
     (folder / "b.jsonl.gz").write_bytes(gzip.compress(text)[:-2000])

@@ -331,7 +331,12 @@ def test_every_example_is_in_the_bar_of_its_length(counts: list[int]) -> None:
 
 
 def test_reasons_are_those_of_the_settings_in_the_order_of_their_work(made: Path) -> None:
-    found = {"filtered": {"only_language": 6, "min_words": 5}, "copies": 0, "near_copies": 2, "over_share": 3}
+    found: dict[str, Any] = {
+        "filtered": {"only_language": 6, "min_words": 5},
+        "copies": 0,
+        "near_copies": 2,
+        "over_share": 3,
+    }
     corpora = (CorpusFigures(documents=10, validation_documents=1, **figures) for figures in ({}, found))
     none, told = (Manifest.read(made).model_copy(update={"corpus": corpus}) for corpus in corpora)
     expected = [("min_words", 5), ("only_language", 6), ("copies", 0), ("near copies", 2), ("over share", 3)]

@@ -9,7 +9,7 @@ import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.common.languages import DEFAULT, NAMES, RULES, language_fault, language_label
+from data_prep.common.languages import DEFAULT, NAMES, RULES
 from data_prep.readers import splitting
 from data_prep.readers.splitting import ANYTHING, DATE, NAME, NAME_AT_START, NO_ENDS, NUMBER, rejoin, split_sentences
 
@@ -166,11 +166,3 @@ def test_the_rules_are_those_of_the_splitter(split: dict[str, list[str]]) -> Non
 
 def test_relatives_have_rules_unlike_english(split: dict[str, list[str]]) -> None:
     assert {rules for code, rules in RULES.items() if split[rules] == split[DEFAULT]} == {DEFAULT}
-
-
-def test_what_is_said_of_a_language() -> None:
-    said = {None: "English (no --language)", "de": "German", "cs": "Slovak (cs has no rules of its own)"}
-    for code, label in {**said, "zh": "English (zh has no rules of its own)"}.items():
-        assert language_label(code) == f"sentences as in {label}"
-    assert language_fault("zh") == ""
-    assert language_fault("xx").startswith("no language of this code; with rules of their own: am Amharic, ")

@@ -241,17 +241,6 @@ def test_a_model_learns_the_same_by_either_way(monkeypatch: pytest.MonkeyPatch) 
             torch.testing.assert_close(ours, plain, rtol=2**-7, atol=2**-8 * float(plain.abs().max()))
 
 
-def test_whether_turning_pays_is_known_by_sizes_and_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without tiles it does for the weights of a mini, and where the gradient is the narrower operand."""
-    monkeypatch.setattr(kernels, "has_tiles", lambda: False)
-    assert products.is_worth_transposing(6144, 1024, 256)
-    assert products.is_worth_transposing(6144, 768, 3072)
-    assert not products.is_worth_transposing(6144, 3072, 768)
-    monkeypatch.setattr(kernels, "has_tiles", lambda: True)
-    assert products.is_worth_transposing(6144, 3072, 768)
-    assert not products.is_worth_transposing(6144, 256, 256)
-
-
 def test_a_processor_whose_tiles_linux_forbids_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_functions", lambda: {"attention_by_tiles_bfloat16": None})
     monkeypatch.setattr(torch.cpu, "_init_amx", lambda: False)
