@@ -1,0 +1,71 @@
+"""How many settings users can meet: flags, keys of recipes and environment variables. Their number may fall."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from support.processes import run_program
+from test_entries import ENTRIES, name
+
+MOST = 505
+"""Settings at most, each flag counted once for every command that takes it."""
+FLAG = re.compile(r"^│?\s*(?:-\w, )?(--[a-z][\w-]*)", re.MULTILINE)
+SUBCOMMAND = re.compile(r"^│   • (\w+)", re.MULTILINE)
+KEY = re.compile(r"^(?:## \[+([\w.]+)\]+|\| `(\w+)` \|)", re.MULTILINE)
+"""The title of a section in a page of recipes, or the row of a key."""
+VARIABLE = re.compile(r"\bCLOZE_[A-Z_]*[A-Z]\b")
+READ_BY = [ROOT / each for each in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")]
+
+
+def list_flags(folder: Path) -> dict[str, list[str]]:
+    """Lists the flags in the help of each command."""
+    found = {}
+    for path in ENTRIES:
+        text = run_program(str(path), ["--help"], folder, COLUMNS="200").output
+        texts = [text, *(run_program(str(path), [each, "--help"], folder).output for each in SUBCOMMAND.findall(text))]
+        found[name(path)] = sorted({*FLAG.findall("\n".join(texts))} - {"--help"})
+    return found
+
+
+def list_keys() -> dict[str, list[str]]:
+    """Lists the keys of recipes by their page, which is written from the declared settings."""
+    found: dict[str, list[str]] = {}
+    for page in ("recipes.md", "finetuning-recipes.md"):
+        section = ""
+        for title, key in KEY.findall((ROOT / "docs" / page).read_text()):
+            section = f"{title}." if title else section
+            found.setdefault(page, []).extend([f"{section}{key}"] if key else [])
+    return found
+
+
+def list_variables() -> list[str]:
+    """Lists the environment variables of this project that its code reads."""
+    paths = (path for folder in READ_BY for path in folder.rglob("*") if path.suffix in (".py", ".sh", ".slurm"))
+    return sorted({each for path in paths for each in VARIABLE.findall(path.read_text())})
+
+
+def find_pages(setting: str) -> str:
+    """Names the pages and recipes that have a setting, by its last word."""
+    paths = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *(each for top in READ_BY for each in top.rglob("recipes/*.toml")),
+    ]
+    word = re.compile(rf"(?<![\w-]){re.escape(setting.rpartition('.')[2])}(?![\w-])")
+    return " ".join(sorted(path.name for path in paths if word.search(path.read_text())))
+
+
+def print_settings(settings: Mapping[str, list[str]]) -> None:
+    """Prints the settings of each command or page, with the pages and recipes that use them."""
+    for where, each in settings.items():
+        print(f"{len(each):4}  {where}", *(f"      {setting}  {find_pages(setting)}" for setting in each), sep="\n")
+
+
+@pytest.mark.slow
+def test_the_settings_grow_no_more(tmp_path: Path) -> None:
+    """`pytest -sm slow` prints them, with the pages that use them."""
+    settings = {**list_flags(tmp_path), **list_keys(), "environment": list_variables()}
+    print_settings(settings)
+    assert sum(map(len, settings.values())) <= MOST
