@@ -33,8 +33,8 @@ def make_figures_table(manifest: Manifest) -> Table:
         table.add_row(
             f"{use.length} text",
             f"{own:.1f}%",
-            f"is in A or a true B; truncation took {100 - own:.1f}%, "
-            f"{lost:.2f}% of over-long sentences ({use.parted:,} parted)",
+            f"of the text is in an A or in the B that follows it; {100 - own:.1f}% was cut off, "
+            f"{lost:.2f}% from over-long sentences ({use.parted:,} parted)",
         )
     return table
 

@@ -33,7 +33,7 @@ within its memory 1.6 of 2.0 TB/s."""
 LAUNCH = 4e-3
 """Seconds for the host to launch the kernels of a layer, forward and backward: a step of large took 101 ms with so few
 pieces that an H200 waited for a virtual Xeon (benchmarks/results/throughput-nvidia-h200.json, at 512). The seven
-contests there took 0.90 to 1.09 times as long as this model says."""
+contests there took 0.90 to 1.09 times the modelled time."""
 HIDDEN = 0.5
 """Share of overlapping communication that costs no time: it competes for memory and multiprocessors."""
 SLOWEST = 0.01

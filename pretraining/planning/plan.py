@@ -225,7 +225,7 @@ class Plan:
     def range(self) -> str:
         """Range of the time on the cluster, from comparisons of the model with published runs."""
         least, most = cost.PUBLISHED
-        said = f"published runs of other software took {least:.2f} to {most:.2f} times as long as this model says"
+        said = f"published runs of other software took {least:.2f} to {most:.2f} times the modelled time"
         if self.target.recipe.hours is not None:
             return f"the clock ends it, after as many fewer or more steps: {said}"
         low, high = (duration(times * (self.seconds or 0.0)) for times in cost.PUBLISHED)
