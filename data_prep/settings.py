@@ -106,8 +106,8 @@ class Settings(Section):
     drop_copies: Annotated[bool, Fact.LATER] = False
     """Leave out documents whose text an earlier document has, and count them."""
     near_copies: Annotated[float | None, Fact.LATER] = None
-    """Leave out near copies of earlier documents: two documents are near copies if at least this share of all their groups
-    of five words is in both, such as 0.8. Count them, and list some."""
+    """Leave out near copies of earlier documents: two documents are near copies if at least this share of all their
+    groups of five words is in both, such as 0.8. Count them, and list some."""
     max_share: Annotated[Several, Fact.LATER] = ()
     """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
     random, and counted."""
