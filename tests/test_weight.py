@@ -70,3 +70,10 @@ def test_files_and_functions_stay_short() -> None:
 def test_no_weight_hides_in_other_languages(names: tuple[str, str]) -> None:
     paths = [path for folder in PRODUCT for name in names for path in (ROOT / folder).rglob(name)]
     assert sum(len(path.read_bytes().splitlines()) for path in paths) <= OTHER_LINES[names]
+
+
+def test_pages_stay_short() -> None:
+    words = {path.name: len(path.read_text().split()) for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+    assert sum(words.values()) - words["CHANGELOG.md"] - words["CONTRIBUTING.md"] <= 28_500
+    assert words["CHANGELOG.md"] <= 1_500
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 120
