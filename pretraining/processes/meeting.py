@@ -173,6 +173,7 @@ def _find_secret(raw: Any, world: World, patience: float, path: Path) -> SignedS
         secret = read_secret(path)
         if secret and (nonce := SignedStore(raw, secret).get("nonce")) is not None:
             return SignedStore(raw, secret + nonce.encode())
+        raw.check(["nonce"])  # an error where rank 0 is gone, also before this rank has read any secret
         time.sleep(_pause(world))
     return None
 

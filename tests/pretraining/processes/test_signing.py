@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from support.commands import assert_refusal, wait_for
+from support.faults import replace
 from support.processes import expect_end, free_port, spawn, start, take_part
 
 from data_prep.common.errors import UserError
@@ -163,12 +164,28 @@ def test_no_secret_is_none_that_others_may_know(tmp_path: Path, monkeypatch: pyt
     assert meeting._find_secret(kept, WORLDS[1], 0.1, tmp_path / "secret") is None
 
 
+def write_no_secret(came: Path, out: Path) -> None:
+    """Rank 0 fails to write the secret when rank 1 waits for it."""
+
+    def write(path: Path) -> None:
+        wait_for(came.exists)
+        write_secret(path)
+
+    def read(path: Path) -> bytes:
+        came.touch()
+        return read_secret(path)
+
+    replace(meeting, "write_secret", write)
+    replace(meeting, "read_secret", read)
+    take_part(gather_words, 0.5, None, out)
+
+
 def test_all_end_where_rank_0_cannot_write_their_secret(tmp_path: Path) -> None:
     """Each of the two ranks is on a machine of its own."""
     (tmp_path / "file").touch()
     out = tmp_path / "file" / "run"
     more = {"LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", SECRET: ""}
-    done = spawn(2, take_part, gather_words, 0.5, None, out, environment=more)
+    done = spawn(2, write_no_secret, tmp_path / "came", out, environment=more, timeout=40)
     fault = f"--out {out}: cannot be written: {tmp_path / 'file'} is not a folder; name another"
     assert done[0].errors == f"error: {fault}\n"
     assert done[1].errors.startswith("error: rank 1 ")
