@@ -176,3 +176,4 @@ def test_an_error_is_told_although_the_group_cannot_be_left(tmp_path: Path) -> N
 def test_a_code_is_told_with_its_meaning() -> None:
     assert [*map(explain_code, (130, 137, 255, 3))] == ["130 (Ctrl-C)", "137 (killed by SIGKILL)", "255", "3"]
     assert MEANINGS.keys() == set(Code)
+    assert [*map(int, Code)] == [0, 1, 2, 75, 76, 130], "job scripts and CHANGELOG.md have these numbers"
