@@ -9,7 +9,7 @@ from conftest import ROOT
 from support.processes import run_program
 from test_entries import ENTRIES, name
 
-MOST = 505
+MOST = 475
 """Settings at most, each flag counted once for every command that takes it."""
 FLAG = re.compile(r"^│?\s*(?:-\w, )?(--[a-z][\w-]*)", re.MULTILINE)
 SUBCOMMAND = re.compile(r"^│   • (\w+)", re.MULTILINE)
