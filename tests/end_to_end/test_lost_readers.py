@@ -27,7 +27,7 @@ def be_program(words: Sequence[str], output: str, nohup: bool, gate: Path) -> No
     The first terminal that a leader of a session opens is its own: the rank hears SIGHUP when that is closed.
     """
     if os.environ["RANK"] == "0":
-        terminal = output.startswith("/dev/")
+        terminal = output.startswith("/dev/pts/")
         stream = os.open(output, os.O_RDWR if terminal else os.O_WRONLY)
         for number in (1, 2) if terminal else (1,):
             os.dup2(stream, number)
