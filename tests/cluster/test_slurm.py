@@ -149,11 +149,10 @@ def test_a_node_that_the_preflight_names_is_left_out(site: Site, pretended: dict
 
 
 def test_a_rank_that_fails_at_once_ends_the_job_with_its_code(site: Site, pretended: dict[str, str]) -> None:
-    """srun ends the other, and says 143 of both."""
+    """srun ends the other, and says 143 of both or 1, by which it hears of first."""
     job = site.pretrain("failing", **pretended, RUN="failing", CODE="1", SOUND="node1")
     site.slurm.wait(job, "FAILED", seconds=50)
     assert (site.slurm.job(job)["ExitCode"], site.slurm.job(job)["Restarts"]) == ("1:0", "0")
-    assert "a rank has failed with 1" in site.log(job)
 
 
 def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
