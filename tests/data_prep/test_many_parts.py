@@ -35,7 +35,8 @@ def test_merging_changes_no_byte_where_partners_lie_apart(tmp_path: Path, monkey
     monkeypatch.setattr(merging, "FILES_LEFT", 1)
     monkeypatch.setattr(merging, "RANGE_BYTES", 5000)
     for step in ("merged-32-1", "shards-32"):
-        interrupt(step, wiki, tmp_path / "merged")
+        with interrupted_at(step):
+            run(wiki, tmp_path / "merged", code=130)
     run(wiki, tmp_path / "merged")
     assert tree(tmp_path / "merged") == tree(tmp_path / "direct")
     run_main(verify.main, tmp_path / "merged")
