@@ -21,7 +21,7 @@ GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PA
   $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
 GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
 
-.PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all breaks lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
+.PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all breaks style lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
 demo: .venv/installed
 	test -e build/demo/manifest.json || \
@@ -41,9 +41,7 @@ demo: .venv/installed
 cluster: .venv/installed-mpi
 
 # Types are checked beside the tests, and told behind them.
-test: .venv/installed-dev
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+test: style
 	@mkdir -p build; $(BIN)/mypy >build/types 2>&1 & types=$$!; \
 	echo '$(TESTS)'; $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat build/types; exit $$((tests | types))
@@ -76,9 +74,11 @@ test-all: test test-processors test-timed test-slow test-slurm
 breaks: .venv/installed-dev
 	$(BIN)/python tests/support/breaks.py
 
-lint: .venv/installed-dev
+style: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+lint: style
 	$(BIN)/mypy
 
 # torch pins its CUDA libraries itself: they are left out, so that a CPU build of torch fits the file too.
