@@ -93,11 +93,14 @@ def follow(
     with log.open("a", buffering=1) as file:
 
         def note(line: str) -> None:
+            begun.wait()  # a Ctrl-C that a line brings about finds the child
             file.write(line + "\n")
             say(line)
 
+        begun = threading.Event()
         child = Child(command, note, environment)
         try:
+            begun.set()
             return child.process.wait()
         except KeyboardInterrupt:
             child.process.terminate()
