@@ -34,6 +34,7 @@ def main():
 leave(main)
 """
 READY = "print(os.getpid(), flush=True); "
+REST = "[time.sleep(0.01) for _ in range(10_000)]"  # a signal just before a sleep is handled only after it
 DEAF = "sum(range(10**12))"  # holds Python's lock, and its handlers back, for hours
 
 
@@ -61,14 +62,14 @@ def test_what_python_cannot_interrupt_ends_within_three_seconds(number: signal.S
 
 
 FAULT = f"""try:
-            {READY}time.sleep(100)
+            {READY}{REST}
         except KeyboardInterrupt:
             raise SystemError("returned a result with an exception set")"""
 """As compiled code may make it of an interruption."""
 TOLD = "\ninterrupted; the same command continues where it stopped\n"
 
 
-@pytest.mark.parametrize(("body", "polite", "said"), [("time.sleep(100)", True, ""), (FAULT, False, TOLD)])
+@pytest.mark.parametrize(("body", "polite", "said"), [(REST, True, ""), (FAULT, False, TOLD)])
 def test_what_can_be_interrupted_ends_with_130(body: str, polite: bool, said: str) -> None:
     process, _ = begin(body)
     process.send_signal(signal.SIGINT)
@@ -77,7 +78,7 @@ def test_what_can_be_interrupted_ends_with_130(body: str, polite: bool, said: st
 
 
 def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once() -> None:
-    process, worker = begin("time.sleep(100)")
+    process, worker = begin(REST)
     for number in 3 * (signal.SIGINT, signal.SIGTERM):
         for member in (worker, process.pid):
             with suppress(ProcessLookupError):  # it may have ended by the press before
@@ -85,8 +86,7 @@ def test_a_key_press_that_reaches_all_processes_several_times_is_answered_once()
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert output.count("polite") <= 1
-    assert "Traceback" not in errors
-    assert "ignored" not in errors
+    assert not {"Traceback", "ignored"} & set(errors.split())
 
 
 def test_a_process_that_ignores_signals_as_under_nohup_goes_on_and_ends() -> None:
@@ -168,7 +168,7 @@ exec(sys.argv[2])
 """
 
 
-def begin_rank(heard: Path, act: str = "time.sleep(60)", **variables: str) -> tuple[subprocess.Popen[str], int, int]:
+def begin_rank(heard: Path, act: str = REST, **variables: str) -> tuple[subprocess.Popen[str], int, int]:
     """Starts a rank of mpirun; returns it with the numbers of the process that works and of the one that waits."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMPI_COMM_WORLD_SIZE": "1", **variables}
     command = [sys.executable, "-c", RANK, str(heard), act]
