@@ -16,11 +16,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import tyro
 from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, read_json, replacing, sha256
+from data_prep.common.flags import read_flags, read_flags_and_rest
 from data_prep.common.terminal import open_console, run_curable
 
 Settings = TypeVar("Settings")
@@ -45,7 +45,6 @@ PARTIAL = "-partial"
 """Ending of the name of a file that lacks contests or sides which the kept results have."""
 FORMAT = 2
 """The format of JSON files; it changes if older readers would misread newer files."""
-NO_FLAG_PAIRS = (tyro.conf.FlagCreatePairsOff,)
 INSTRUCTION_SETS = {
     "amx_bf16": "amx",
     "avx512_bf16": "avx512-bf16",
@@ -228,13 +227,13 @@ def read_results(path: Path) -> dict[str, Any]:
 
 
 def run_command(
-    kind: type[Settings], do: Callable[[Settings, Console], int | None], words: Sequence[str] | None = None
+    kind: type[Settings], do: Callable[[Settings, Console], int | None], page: str = "measurements"
 ) -> NoReturn:
-    """Reads the command line of an entry, runs it, and ends with its exit code."""
-    settings = tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS)
+    """Reads the command line of an entry, runs it, and ends with its exit code; its help names a page of docs/."""
+    settings = read_flags(kind, sys.argv[1:], Path(sys.argv[0]).name, page)
     sys.exit(run_curable(lambda: do(settings, open_console(soft_wrap=True))))
 
 
 def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
     """Reads settings, and returns the values of a recipe among the words as given."""
-    return tyro.cli(kind, args=words, prog=Path(sys.argv[0]).name, config=NO_FLAG_PAIRS, return_unknown_args=True)
+    return read_flags_and_rest(kind, words, Path(sys.argv[0]).name, "measurements")

@@ -228,4 +228,4 @@ def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete:
 
 
 if __name__ == "__main__":
-    run_command(Reproduce, make)
+    run_command(Reproduce, make, "reproducing")

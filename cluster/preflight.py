@@ -32,13 +32,13 @@ prepare_process()
 
 import torch
 import torch.distributed as dist
-import tyro
 
 from cluster import health
 from cluster.findings import Findings, compare_reports, print_findings
 from cluster.health import INSIDE, LINK, Health
 from data_prep.common.errors import UserError
 from data_prep.common.files import patience, replacing, write_json
+from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.launchers import World, find_world
 from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
@@ -216,7 +216,7 @@ def write_report(out: Path, found: Findings) -> None:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code; `Code` says what it means."""
-    wanted, overrides = tyro.cli(Preflight, args=arguments, prog="preflight.py", return_unknown_args=True)
+    wanted, overrides = read_flags_and_rest(Preflight, arguments, "preflight.py", "cluster")
     code = Code.DONE
     with Ending() as ending:
         ending.world = find_world(os.environ)
@@ -226,7 +226,7 @@ def main(arguments: list[str]) -> int:
             raise UserError(f"{' '.join(overrides)}: not understood; values of a recipe are given beside --recipe")
         if overrides:  # beside them a job may have options of train.py
             words = ["--recipe", str(wanted.recipe), *overrides]
-            overrides = tyro.cli(Train, args=words, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,))[1]
+            overrides = read_flags_and_rest(Train, words, "train.py", "training")[1]
         code = inspect_nodes(wanted, overrides, ending.world)
     return ending.code or code
 

@@ -33,6 +33,7 @@ from cluster.panels import build_panel
 from cluster.runs import CURE, RunStatus, ask_queue, find_runs, read_notes, read_run
 from cluster.tuning import TuningStatus, build_tuning_panel, find_tunings, read_tuning
 from data_prep.common.errors import UserError
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.metrics_file import METRICS
@@ -89,7 +90,7 @@ def show_runs(wanted: Status, console: Console, errors: Console) -> None:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0, 2 for what the user can cure, 130 where Ctrl-C has ended it."""
-    wanted = tyro.cli(Status, args=arguments, prog="status.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(Status, arguments, "status.py", "cluster")
     return run_curable(lambda: show_runs(wanted, open_console(), open_console(stderr=True, soft_wrap=True)))
 
 

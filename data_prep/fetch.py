@@ -23,7 +23,7 @@ from data_prep.fetching.servers import Hub, Url, Wikipedia
 
 def main(arguments: list[str]) -> int:
     """Fetches what the command line asks for; returns the exit code."""
-    return run_entry({"wikipedia": Wikipedia, "hub": Hub, "url": Url}, arguments)
+    return run_entry({"wikipedia": Wikipedia, "hub": Hub, "url": Url}, arguments, "preparation")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import tyro
 from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
 
 from data_prep.common.errors import Checks, UserError
+from data_prep.common.flags import read_flags
 from data_prep.common.languages import language_fault
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section, list_settings, whole
@@ -342,7 +343,7 @@ def _check_numbers(s: Settings) -> Checks:
 
 def parse_settings(arguments: list[str]) -> Settings:
     """Reads the settings from the command line and the TOML file it may name; reports all faults of them at once."""
-    read = partial(tyro.cli, Settings, args=arguments, prog="shard.py", config=(tyro.conf.FlagCreatePairsOff,))
+    read = partial(read_flags, Settings, arguments, "shard.py", "preparation")
     settings: Settings = read()
     if settings.config is not None:
         usual, kind = read_config(settings.config), tuple[tuple[str, ...], ...]

@@ -16,19 +16,16 @@ if __name__ == "__main__":
     begin(ends_with_reader=True)
 
 
-import tyro
-
 from data_prep.common.capacity import limit_memory
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
 from data_prep.inspection.lookup import Wanted, describe_example, find_document, find_example, format_example
 from data_prep.inspection.page.writing import write_page
 
-ABOUT = "Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder."
-
 
 def main(arguments: list[str]) -> int:
     """Shows what the arguments name; returns the exit code."""
-    wanted = tyro.cli(Wanted, args=arguments, prog="show.py", description=ABOUT, config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(Wanted, arguments, "show.py", "preparation")
     return run_curable(lambda: show(wanted))
 
 

@@ -23,6 +23,7 @@ import tyro
 
 from data_prep.common.capacity import limit_memory
 from data_prep.common.errors import DamageError, UserError
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console
 from data_prep.inspection.integrity import find_faults_in_finished, find_faults_in_unfinished
 from data_prep.shards import Manifest, is_unfinished
@@ -41,7 +42,7 @@ class Verify:
 def main(arguments: list[str]) -> int:
     """Checks the folder that the arguments name and prints what is wrong with it; returns the exit code."""
     console, errors = open_console(soft_wrap=True), open_console(stderr=True, soft_wrap=True)
-    folder = tyro.cli(Verify, args=arguments, prog="verify.py").data
+    folder = read_flags(Verify, arguments, "verify.py", "preparation").data
     try:
         if is_unfinished(folder):
             state, faults = UNFINISHED, list(find_faults_in_unfinished(folder, console))

@@ -31,6 +31,7 @@ from rich.table import Table
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import make_table, open_console, run_curable
 from finetuning.averages import TaskAverage, compute_averages
 from finetuning.results import AVERAGES, RESULTS, TaskResult, format_percent
@@ -134,7 +135,7 @@ def shorten_names(folders: tuple[Path, ...]) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Prints the table; returns the exit code: 0, or 2 for what the user can cure."""
-    command = tyro.cli(Compare, args=arguments, prog="compare.py")
+    command = read_flags(Compare, arguments, "compare.py", "finetuning")
     console = open_console(soft_wrap=True, markup=False, emoji=False)
     return run_curable(lambda: console.print(build_table(command.folders)))
 

@@ -21,6 +21,7 @@ from typing import Annotated
 import tyro
 
 from data_prep.common.errors import UserError
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
 from finetuning.tasks.squad_rules import Numbers, evaluate_1, evaluate_2, read_by_id, read_squad
 
@@ -75,7 +76,7 @@ def _name_ids(ids: Sequence[str]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    wanted = tyro.cli(EvaluateSquad, args=arguments, prog="evaluate_squad.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(EvaluateSquad, arguments, "evaluate_squad.py", "finetuning")
     return run_curable(lambda: print_figures(wanted))
 
 

@@ -250,7 +250,9 @@ def choose_texts(texts: Iterable[str], count: int) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     """Fetches what the command line asks for; returns the exit code."""
-    return run_entry({"glue": FetchGlue, "squad": FetchSquad, "swag": FetchSwag, "demo": FetchDemo}, arguments)
+    return run_entry(
+        {"glue": FetchGlue, "squad": FetchSquad, "swag": FetchSwag, "demo": FetchDemo}, arguments, "finetuning"
+    )
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ import tyro
 
 from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
+from data_prep.common.flags import read_flags
 from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
@@ -84,7 +85,7 @@ class Predict:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    wanted = tyro.cli(Predict, args=arguments, prog="predict.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(Predict, arguments, "predict.py", "predicting")
     return run_curable(lambda: predict(wanted))
 
 

@@ -38,13 +38,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing, sha256
+from data_prep.common.flags import read_flags
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress
@@ -268,7 +268,7 @@ def build_table(result: PairsResult, called: Mapping[Group, str]) -> Table:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code; `Code` says what it means."""
-    wanted = tyro.cli(RunPairs, args=arguments, prog="run_pairs.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(RunPairs, arguments, "run_pairs.py", "evaluating")
     with Ending() as ending:
         score_pairs(wanted, open_console(soft_wrap=True, markup=False))
     return ending.code

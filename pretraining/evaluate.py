@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from data_prep.common.errors import UserError
+from data_prep.common.flags import read_flags
 from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
@@ -77,7 +78,7 @@ class Evaluate:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    wanted = tyro.cli(Evaluate, args=arguments, prog="evaluate.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(Evaluate, arguments, "evaluate.py", "evaluating")
     return run_curable(lambda: evaluate(wanted))
 
 

@@ -16,15 +16,15 @@ if __name__ == "__main__":
 
     begin()
 
-import tyro
 
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.training.exporting import Export, export
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code: 0 done, 2 something that the user can cure."""
-    wanted = tyro.cli(Export, args=arguments, prog="export.py", config=(tyro.conf.FlagCreatePairsOff,))
+    wanted = read_flags(Export, arguments, "export.py", "training")
     return run_curable(lambda: open_console(soft_wrap=True).print(str(export(wanted)), markup=False))
 
 

@@ -38,6 +38,7 @@ import tyro
 from rich.console import Console
 
 from data_prep.common.errors import SharedError, UserError, check_all, quote
+from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import LOCK, locked, read_lock
 from data_prep.common.reading import peek, peek_device
@@ -109,9 +110,7 @@ class Train:
 def main(arguments: list[str]) -> int:
     """Returns the exit code; `Code` says what it means."""
     arguments = [word for word in arguments if not re.fullmatch(r"--local[_-]rank=\d+", word)]  # deepspeed adds it
-    wanted, overrides = tyro.cli(
-        Train, args=arguments, prog="train.py", return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    wanted, overrides = read_flags_and_rest(Train, arguments, "train.py", "training")
     console = open_console()
     with Ending() as ending:
         ending.world = world = find_world(os.environ)

@@ -11,8 +11,8 @@ from test_entries import ENTRIES, name
 
 MOST = 475
 """Settings at most, each flag counted once for every command that takes it."""
-FLAG = re.compile(r"^│?\s*(?:-\w, )?(--[a-z][\w-]*)", re.MULTILINE)
-SUBCOMMAND = re.compile(r"^│   • (\w+)", re.MULTILINE)
+FLAG = re.compile(r"^ +(?:-\w, )?(--[a-z][\w-]*)", re.MULTILINE)
+SUBCOMMAND = re.compile(r"^  fetch.py (\w+) --help", re.MULTILINE)
 KEY = re.compile(r"^(?:## \[+([\w.]+)\]+|\| `(\w+)` \|)", re.MULTILINE)
 """The title of a section in a page of recipes, or the row of a key."""
 VARIABLE = re.compile(r"\bCLOZE_[A-Z_]*[A-Z]\b")
@@ -23,9 +23,12 @@ def list_flags(folder: Path) -> dict[str, list[str]]:
     """Lists the flags in the help of each command."""
     found = {}
     for path in ENTRIES:
-        text = run_program(str(path), ["--help"], folder, COLUMNS="200").output
-        texts = [text, *(run_program(str(path), [each, "--help"], folder).output for each in SUBCOMMAND.findall(text))]
-        found[name(path)] = sorted({*FLAG.findall("\n".join(texts))} - {"--help"})
+        text = run_program(str(path), ["--help-all"], folder).output
+        texts = [
+            text,
+            *(run_program(str(path), [each, "--help-all"], folder).output for each in SUBCOMMAND.findall(text)),
+        ]
+        found[name(path)] = sorted({*FLAG.findall("\n".join(texts))} - {"--help", "--help-all"})
     return found
 
 

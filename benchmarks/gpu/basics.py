@@ -208,4 +208,4 @@ def do_part(settings: OwnPart, console: Console) -> int:
 
 
 if __name__ == "__main__":
-    run_command(OwnPart, do_part)
+    run_command(OwnPart, do_part, "gpu")

@@ -300,4 +300,4 @@ def measure(settings: GpuRun, console: Console) -> int:
 
 
 if __name__ == "__main__":
-    run_command(GpuRun, measure)
+    run_command(GpuRun, measure, "gpu")

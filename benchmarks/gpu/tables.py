@@ -145,4 +145,6 @@ def unpack(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    run_command(GpuTables, lambda settings, console: (pack if settings.part == "pack" else run)(settings, console))
+    run_command(
+        GpuTables, lambda settings, console: (pack if settings.part == "pack" else run)(settings, console), "gpu"
+    )

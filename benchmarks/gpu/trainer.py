@@ -176,4 +176,4 @@ def measure(settings: TrainerPart, console: Console) -> int:
 
 
 if __name__ == "__main__":
-    run_command(TrainerPart, measure)
+    run_command(TrainerPart, measure, "gpu")

@@ -161,4 +161,4 @@ def describe_load(wheels: float, shards: float, tree: float) -> list[str]:
 
 
 if __name__ == "__main__":
-    run_command(Wheels, prepare)
+    run_command(Wheels, prepare, "gpu")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -88,6 +89,8 @@ def read_settings(
     raw = read_file(form, path)
     given, faults = parse_overrides(overrides)
     faults += put_overrides(form, raw, given)
+    for said in _list_dropped(form.settings, raw):
+        print(f"{said}: is no setting any more, and always so", file=sys.stderr)
     wrong, settings = add(raw), None
     try:
         settings = form.settings.model_validate(raw)
@@ -225,15 +228,30 @@ def _put(raw: dict[str, Any], key: Key, value: Any) -> str | None:
 def explain(error: Mapping[str, Any], settings: type[Section]) -> str:
     """Words an error of pydantic as the text that follows the key in a message."""
     kind, key = error["type"], error["loc"]
+    table = tables(settings).get(str(next((part for part in key[-2::-1] if isinstance(part, str)), "")), settings)
+    if kind == "extra_forbidden" and (gone := table.list_removed().get(str(key[-1]))):
+        return f" = {show_value(error['input'])}: {gone.explain()}"
     if kind == "extra_forbidden":
         return f": unknown{_suggest(key, settings)}"
     needed = NEEDED.get(kind, re.sub(r"^(Input|Tuple) ", "", error["msg"]))
     if kind == "missing":
         return f": {needed}"
-    table = tables(settings).get(str(key[-1]))  # None for one in a list of tables, which has a number
-    if kind == "model_type" and table is not None and "name" in table.model_fields:
+    inner = tables(settings).get(str(key[-1]))  # None for one in a list of tables, which has a number
+    if kind == "model_type" and inner is not None and "name" in inner.model_fields:
         needed += f"; did you mean {dotted((*key, 'name'))}?"
     return f" = {show_value(error['input'])}: {needed}"
+
+
+def _list_dropped(settings: type[Section], raw: Mapping[str, Any], above: Key = ()) -> Iterator[str]:
+    """Lists what a file and flags say of settings that there were once, where it is what counts now."""
+    inner, removed = tables(settings), settings.list_removed()
+    for name, value in raw.items():
+        if name in removed and removed[name].allows(value):
+            yield f"{dotted((*above, name))} = {show_value(value)}"
+        elif name in inner:
+            for number, each in enumerate(value if isinstance(value, list) else [value]):
+                place: Key = (*above, name, number) if isinstance(value, list) else (*above, name)
+                yield from _list_dropped(inner[name], each, place) if isinstance(each, dict) else ()
 
 
 def tables(settings: type[Section]) -> dict[str, type[Section]]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from inspect import get_annotations
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from data_prep.common.errors import UserError
 from data_prep.common.toml_text import show_value, toml_text
@@ -30,12 +30,58 @@ Positive = Annotated[int, Field(ge=1, lt=2**31), BeforeValidator(whole)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
+class Removed(NamedTuple):
+    """A setting that there was once."""
+
+    value: Any
+    """The value that counts now, always; None if there is none."""
+    why: str
+    """What to do instead, or why nobody needs another value."""
+
+    def allows(self, value: Any) -> bool:
+        """Returns whether a value, of a file or of a command line, is the one that counts now."""
+        return self.value is not None and _spell(value) == _spell(self.value)
+
+    def explain(self) -> str:
+        """Returns the text that follows the setting and its value in a message about another value."""
+        always = "" if self.value is None else f", and always {_spell(self.value)}"
+        return f"is no setting any more{always}: {self.why}"
+
+
+def _spell(value: Any) -> str:
+    """Spells a value in one way, whether it comes from a file, a flag or the code."""
+    if isinstance(value, list | tuple):
+        return " ".join(map(_spell, value))
+    try:
+        return str(value).lower() if isinstance(value, bool) else f"{float(value):g}"
+    except ValueError:
+        return " ".join(map(_spell, value.split())) if " " in str(value) else str(value)
+
+
 class Section(BaseModel):
-    """A table of settings, which takes nothing unknown, converts nothing and never changes."""
+    """A table of settings, which takes nothing unknown, converts nothing and never changes.
+
+    It takes a setting that there was once, if it has the value that counts now; so do those that derive from it.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+    removed: ClassVar[Mapping[str, Removed]] = {}
+    """Settings that there were once, by their names."""
+
+    @classmethod
+    def list_removed(cls) -> dict[str, Removed]:
+        """Lists the settings that there were once, of this table and of those that it joins."""
+        return {name: gone for each in cls.__mro__ for name, gone in vars(each).get("removed", {}).items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_removed(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or not (gone := cls.list_removed().keys() & values):
+            return values
+        dropped = {name for name in gone if cls.list_removed()[name].allows(values[name])}
+        return {name: value for name, value in values.items() if name not in dropped}
 
     def as_dict(self) -> dict[str, Any]:
         """All settings, defaults included, in the types of TOML and JSON, which are read back as the same."""

@@ -24,11 +24,11 @@ from typing import TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
-import tyro
 from rich.console import Console
 
 from data_prep.common.errors import Checks, UserError, describe_failure
 from data_prep.common.files import BLOCK, checksum, read_json, write_json
+from data_prep.common.flags import read_subcommand
 from data_prep.common.progress import StepProgress, duration
 from data_prep.common.terminal import open_console, run_curable
 
@@ -64,14 +64,14 @@ class FetchOptions:
         raise NotImplementedError
 
 
-def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str]) -> int:
-    """Runs the command of the command line, one of these kinds.
+def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str], page: str) -> int:
+    """Runs the command of the command line, one of these kinds; its help names a page of docs/.
 
     Returns the exit code: 0 done, 2 an error that the user can cure, 130 interrupted.
     """
 
     def run() -> None:
-        command: FetchOptions = tyro.extras.subcommand_cli_from_dict(dict(kinds), args=arguments, prog="fetch.py")
+        command = read_subcommand(kinds, arguments, "fetch.py", page)
         if faults := [message for holds, message in command.checks() if not holds]:  # all at once
             raise UserError("\n".join(faults))
         console = open_console(markup=False, soft_wrap=True)

@@ -30,7 +30,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which example of a folder of shards is wanted."""
+    """Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder."""
 
     data: Annotated[Path, tyro.conf.Positional]
     """The folder that shard.py wrote."""

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Literal, NoReturn, cast
 
 import torch
-import tyro
 from rich.console import RenderableType
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import write_json
+from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.launchers import find_world
 from data_prep.common.locks import LOCK, locked
 from data_prep.common.outputs import refuse_inputs
@@ -55,9 +55,7 @@ SMALL = 768
 
 def main(kind: type[TuningFlags], arguments: list[str], program: str) -> int:
     """Parses and runs a command; returns the exit code, one of `Code` in processes/ending.py."""
-    flags, overrides = tyro.cli(
-        kind, args=arguments, prog=program, return_unknown_args=True, config=(tyro.conf.FlagCreatePairsOff,)
-    )
+    flags, overrides = read_flags_and_rest(kind, arguments, program, "finetuning")
     with Ending() as ending:
         Session(flags, [*flags.overrides(), *overrides], ending).run()
     return ending.code

@@ -32,10 +32,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_is_told_in_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_told_in_one_line(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     entry, *words = command.split()
+    monkeypatch.setattr("sys.argv", [entry, *words, "--out", str(tmp_path / "out.json")])
     with pytest.raises(SystemExit) as ended:
-        run_command(*ENTRIES[entry], [*words, "--out", str(tmp_path / "out.json")])
+        run_command(*ENTRIES[entry])
     [line] = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2
     assert line.startswith("error: ")
