@@ -6,6 +6,9 @@
 
 set -uo pipefail
 STOPPED=75 LOST=76 # as data_prep/common/codes.py has them
+TRIES=8            # starts of a job without progress; submitted again, it has as many more
+WATCH_SECONDS=60   # between two questions whether a step has ranks: after three answers that it has none it is ended
+END_SECONDS=120    # that srun may outlive a failed rank or the run: ranks that save end by themselves
 step_code=0 first_code='' # of a step, and of the rank of it that failed first
 had=()               # what the job has found at its start, and needs to the end
 
@@ -36,19 +39,37 @@ read_site() {
   cd "$here" || refuse "$here: cannot be entered"
 }
 
+# Tells of variables that there were once. Some may have the value that is always taken now.
+tell_removed() {
+  local name value always=" HOME=$PWD MPI=pmix ROUNDS=3 SEEDS=5 TABLES=runs/tables TEXT=wiki TRIES=$TRIES"
+  local -A instead=([HOME]='sbatch --chdir' [INTERFACE]='NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME' [MPI]='SLURM_MPI_TYPE'
+    [PREPARE_RANKS]='sbatch --ntasks-per-node' [RANKS_PER_NODE]='sbatch --ntasks-per-node' [STAGE_FOLDER]='CLOZE_STAGE'
+    [TRIES]="$TRIES for each time that it is submitted" [END_SECONDS]="$END_SECONDS" [WATCH_SECONDS]="$WATCH_SECONDS"
+    [SCALING]='runs/scaling-JOB' [MODEL]='the word --model' [RECIPE]='the word --recipe'
+    [ROUNDS]='the word --rounds' [SCORES]='the word --out' [SEEDS]='the word --seeds' [TABLES]='the word --out'
+    [RUN]='the word --out, or to fine-tune --model' [SHARDS]='the word --data, or to prepare --out'
+    [TASKS]='the word --task' [TEXT]='the word --docs')
+  always+=" END_SECONDS=$END_SECONDS WATCH_SECONDS=$WATCH_SECONDS "
+  for name in "${!instead[@]}"; do
+    value=CLOZE_$name
+    value=${!value:-}
+    [[ -n $value ]] || continue
+    [[ $always == *" $name=$value "* ]] ||
+      refuse "CLOZE_$name=$value: is no variable any more; in its place there is ${instead[$name]} (docs/cluster.md)"
+    say "CLOZE_$name=$value: is no variable any more, and always so" >&2
+  done
+}
+
 # Reads cluster/site.env, where the job's own environment does not say otherwise, and finds Python.
 prepare_job() {
   local name given=() end
   for name in "${!CLOZE_@}"; do given+=("$name=${!name}"); done
   read_site
   for name in ${given[@]+"${given[@]}"}; do export "${name?}"; done
-  for name in CLOZE_TRIES CLOZE_STORAGE_SECONDS CLOZE_END_SECONDS CLOZE_RANKS_PER_NODE CLOZE_PREPARE_RANKS CLOZE_ROUNDS; do
-    [[ ${!name:-1} =~ ^[1-9][0-9]*$ ]] || refuse "$name=${!name}: give a whole number above 0"
-  done
-  [[ ${CLOZE_WATCH_SECONDS:-1} =~ ^[0-9]*[.]?[0-9]+$ && ${CLOZE_WATCH_SECONDS:-1} =~ [1-9] ]] ||
-    refuse "CLOZE_WATCH_SECONDS=$CLOZE_WATCH_SECONDS: give seconds above 0"
+  tell_removed
+  name=CLOZE_STORAGE_SECONDS
+  [[ ${!name:=300} =~ ^[1-9][0-9]*$ ]] || refuse "$name=${!name}: give a whole number above 0"
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-  [[ -z ${CLOZE_INTERFACE:-} ]] || export NCCL_SOCKET_IFNAME=$CLOZE_INTERFACE GLOO_SOCKET_IFNAME=$CLOZE_INTERFACE
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
   # Slurm sends --signal but once to a job, however often it is started, so that programs look at the clock themselves.
@@ -56,22 +77,40 @@ prepare_job() {
   [[ ! $end =~ ^[0-9]+$ ]] || SLURM_JOB_END_TIME=$end # which may be set, and of a job in which this one was submitted
   export SLURM_JOB_END_TIME=${SLURM_JOB_END_TIME:-}
   settle_options
-  stage_folder=${CLOZE_STAGE_FOLDER:-${TMPDIR:-/tmp}} staged=''
+  disk=${CLOZE_STAGE:-} staged=''
+  [[ $disk != 1 ]] || disk=${TMPDIR:-/tmp}
+  [[ $disk != 0 ]] || disk=''
   find_python
+}
+
+# Takes the option `$2` out of `words`, those of a script, and puts its values into the variable `$1`; without it, the values `$3…`.
+take() {
+  local -n into=$1
+  local word inside='' rest=()
+  into=("${@:3}")
+  for word in ${words[@]+"${words[@]}"}; do
+    case $word in
+      "$2") into=() inside=1 ;;
+      "$2="*) into=("${word#*=}") inside='' ;;
+      --*) inside='' rest+=("$word") ;;
+      *) if [[ -n $inside ]]; then into+=("$word"); else rest+=("$word"); fi ;;
+    esac
+  done
+  ((${#into[@]})) || refuse "$2: give a value"
+  words=(${rest[@]+"${rest[@]}"})
 }
 
 # Removes variables of the job's options on tasks and memory that conflict with the options of our srun.
 settle_options() {
   [[ -z ${SLURM_NTASKS_PER_GPU:-} ]] ||
-    say "--ntasks-per-gpu=$SLURM_NTASKS_PER_GPU is not used: there is a rank for each GPU, or CLOZE_RANKS_PER_NODE on a node"
+    say "--ntasks-per-gpu=$SLURM_NTASKS_PER_GPU is not used: there is a rank for each GPU, or --ntasks-per-node=N"
   if [[ -n ${SLURM_MEM_PER_CPU:-}${SLURM_MEM_PER_GPU:-} ]]; then export SLURM_MEM_PER_NODE=0; fi # all that the job has
   unset SLURM_NTASKS_PER_GPU SLURM_TRES_PER_TASK SLURM_MEM_PER_CPU SLURM_MEM_PER_GPU
 }
 
 # How Python is started: from a virtual environment, in an image of Apptainer, or in one of enroot through pyxis.
 find_python() {
-  local mounts="$PWD:$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}"
-  [[ ${CLOZE_STAGE:-0} != 1 ]] || mounts+=",$stage_folder:$stage_folder"
+  local mounts="$PWD:$PWD${CLOZE_MOUNTS:+,$CLOZE_MOUNTS}${disk:+,$disk:$disk}"
   container=()
   case ${CLOZE_IMAGE:-} in
     '')
@@ -87,14 +126,24 @@ find_python() {
   esac
 }
 
-# The ranks of a node: one for each of the job's GPUs there, or one alone. Slurm says `8`, `a100:8` or `a100:2,h100:2`.
+# The ranks of a node that sbatch was given as --ntasks-per-node. Slurm is asked, since the variable may be of a job in
+# which this one was submitted.
+wanted_ranks() {
+  local shown
+  shown=$(timeout 60 scontrol show job -o "$job" 2>/dev/null) || { echo "${SLURM_NTASKS_PER_NODE:-}" && return; }
+  sed -n 's/.* NtasksPerN:B:S:C=\([1-9][0-9]*\):.*/\1/p' <<<"$shown"
+}
+
+# The ranks of a node: those that are wanted, or one for each of the job's GPUs there, or one alone. Slurm says `8`,
+# `a100:8` or `a100:2,h100:2`.
 ranks_per_node() {
-  local each seen sum=0
+  local each seen sum=0 wanted
+  wanted=$(wanted_ranks)
   for each in $(tr , ' ' <<<"${SLURM_GPUS_PER_NODE:-${SLURM_GPUS_ON_NODE:-0}}"); do sum=$((sum + ${each##*:})); done
-  if [[ $sum == 0 && -z ${CLOZE_RANKS_PER_NODE:-} ]] && seen=$(nvidia-smi -L 2>/dev/null | grep -c .); then
-    say "Slurm gave the job no GPU, so each node has one rank; $seen are here: CLOZE_RANKS_PER_NODE=$seen takes them all" >&2
+  if [[ $sum == 0 && -z $wanted ]] && seen=$(nvidia-smi -L 2>/dev/null | grep -c .); then
+    say "Slurm gave the job no GPU, so each node has one rank; $seen are here: --ntasks-per-node=$seen takes them all" >&2
   fi
-  echo "${CLOZE_RANKS_PER_NODE:-$((sum > 0 ? sum : 1))}"
+  echo "${wanted:-$((sum > 0 ? sum : 1))}"
 }
 
 # The processors that each node of the job has at least; Slurm says `72(x2),36`.
@@ -139,7 +188,7 @@ run_step() {
 # Prints the exit code that this start of the run has written into the file `$1`; nothing if the run goes on, or if
 # another start wrote the file.
 read_code() {
-  local code="/\"start\": *\"${CLOZE_START:-}\"/s/.*\"code\": *\([0-9]*\).*/\1/p"
+  local code="/\"start\": *\"${SLURM_JOB_ID}[.]${SLURM_RESTART_COUNT:-0}\"/s/.*\"code\": *\([0-9]*\).*/\1/p"
   timeout --signal=KILL 10 sed -n "H; \$ {x; $code}" "${1:-/dev/null}" 2>/dev/null
 }
 
@@ -151,9 +200,9 @@ watch_step() {
   local step=$1 told=$2 shown='the job has no ranks any more, and srun has not heard of it' over='' absent=0 listed
   trap '' TERM USR1
   while ((absent < 3)); do
-    sleep "${CLOZE_WATCH_SECONDS:-60}" >/dev/null 2>&1
+    sleep "$WATCH_SECONDS" >/dev/null 2>&1
     if [[ -s $told || -n $(read_code "${ended:-}") ]] &&
-      ((SECONDS - ${over:=$SECONDS} >= ${CLOZE_END_SECONDS:-120})); then
+      ((SECONDS - ${over:=$SECONDS} >= END_SECONDS)); then
       shown='the run is over, and srun does not end'
       [[ ! -s $told ]] || shown='a rank or a node has failed, and srun does not end'
       break
@@ -201,10 +250,10 @@ missing() (for path in ${had[@]+"${had[@]}"}; do [[ -e $path ]] || echo "$path";
 
 # Waits some minutes for what the job, or an earlier start of it, has seen and is gone: shared storage may come back.
 await_storage() {
-  local gone end=$((SECONDS + ${CLOZE_STORAGE_SECONDS:-300}))
+  local gone end=$((SECONDS + CLOZE_STORAGE_SECONDS))
   gone=$(missing)
   [[ -n $gone ]] || return 0
-  say "$(paste -sd' ' <<<"$gone"): gone, or cannot be reached; waiting up to ${CLOZE_STORAGE_SECONDS:-300} s for it"
+  say "$(paste -sd' ' <<<"$gone"): gone, or cannot be reached; waiting up to $CLOZE_STORAGE_SECONDS s for it"
   while ((SECONDS < end)); do
     sleep 1
     [[ -n $(missing) ]] || { say "it is back" && return 0; }
@@ -225,18 +274,17 @@ refuse_second_job() {
   others=$(awk -F'"' '$4 == "start" {begun[$10]} $4 == "end" {delete begun[$10]} END {for (other in begun) print other}' \
     "$1/jobs.jsonl" 2>/dev/null | grep -vxF "$job" | paste -sd,)
   others=${others:+$(squeue -h -j "$others" -t RUNNING -o %i 2>/dev/null | paste -sd,)}
-  [[ -z $others ]] || refuse "job $others is at work in $1; wait for its end, or name another folder with CLOZE_RUN"
+  [[ -z $others ]] || refuse "job $others is at work in $1; wait for its end, or name another folder with --out"
 }
 
-# Notes in the folder `$1` that this job begins its work; refuses if it has begun CLOZE_TRIES times without progress. The files
+# Notes in the folder `$1` that this job begins its work; refuses if it has begun TRIES times without progress. The files
 # in `$3` (default: the folder) that match the expression `$2` are the measure of progress.
 begin_in() {
   local folder=$1 expression=$2 where begun
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   where=$(find -L "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' 2>/dev/null | sort | awk 'END {print NR, $0}')
   begun=$(grep -c "\"event\": \"start\".*\"job\": \"$job\".*\"from\": \"$where\"" "$folder/jobs.jsonl" 2>/dev/null)
-  ((begun < ${CLOZE_TRIES:-8})) ||
-    refuse "begun $begun times in $folder, and no further than before; the log says why, CLOZE_TRIES allows more"
+  ((begun < TRIES)) || refuse "begun $begun times in $folder, and no further than before; the log says why"
   note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"${4:-}" || refuse "$folder: cannot be written"
   had=("$folder/jobs.jsonl")
   { mkdir -p .begun && : >".begun/$job"; } 2>/dev/null # not in storage that may be gone at the next start
@@ -289,7 +337,7 @@ requeue() {
 # Copies the shards, without the documents beside them, to a folder of this user alone on each node's own disk where they
 # fit, and says in `staged` where they are. A copy that an earlier start left is taken where it is one of these shards.
 stage() {
-  staged=$stage_folder/cloze-$SLURM_JOB_ID
+  staged=$disk/cloze-$SLURM_JOB_ID
   # shellcheck disable=SC2016
   on_nodes bash -c '
     set -o pipefail
@@ -302,38 +350,40 @@ stage() {
       tar -C "$part" --no-overwrite-dir --no-same-owner -xf - && mv -T "$part" "$2"; then exit 0; fi
     echo "$(hostname): no room for $((needed >> 10)) MB in $(dirname "$2"); the shards are read from $1"
     rm -rf "$2".??????; ln -snT "$(realpath "$1")" "$2"' stage "$shards" "$staged" && return
-  on_nodes find "$stage_folder" -maxdepth 1 -name "${staged##*/}" -uid "$EUID" -exec rm -rf {} +
+  on_nodes find "$disk" -maxdepth 1 -name "${staged##*/}" -uid "$EUID" -exec rm -rf {} +
   staged=''
 }
 
-# Makes shards of text in as many MPI ranks as the job has processors; `$@` goes to shard.py.
+# Makes shards of text in an MPI rank for each processor of the job; words go to shard.py.
 prepare() {
-  local text=${CLOZE_TEXT:-wiki} shards notes now left limit=''
-  shards=${CLOZE_SHARDS:-data/$(basename "$text")}
+  local words=("$@") text shards notes now left limit='' ranks
+  take text --docs wiki
+  [[ ${#text[@]} -gt 1 || -e ${text[0]} ]] || refuse "--docs ${text[0]}: no such file or folder"
+  take shards --out "data/$(basename "${text[0]}")"
   notes=$(dirname "$shards")/.jobs/$(basename "$shards") # shard.py wants its folder for itself
-  [[ -e $text ]] || refuse "$text: no such file or folder; CLOZE_TEXT names the text that shards are made of"
-  say "text $text, shards $shards, on $SLURM_JOB_NODELIST"
+  say "text ${text[*]}, shards $shards, on $SLURM_JOB_NODELIST"
   begin_in "$notes" '.*' "$shards"
   printf -v now '%(%s)T' -1
   left=$((${SLURM_JOB_END_TIME:-0} - now - 60))
   if [[ -n $SLURM_JOB_END_TIME ]]; then limit="timeout --signal=TERM $((left > 1 ? left : 1))"; fi
-  mpi=${CLOZE_MPI:-pmix} run_step "${CLOZE_PREPARE_RANKS:-$(processors_per_node)}" \
-    "${python[@]}" data_prep/shard.py --docs "$text" --out "$shards" "$@"
+  ranks=$(wanted_ranks)
+  mpi=${SLURM_MPI_TYPE:-pmix} run_step "${ranks:-$(processors_per_node)}" \
+    "${python[@]}" data_prep/shard.py --docs "${text[@]}" --out "$shards" ${words[@]+"${words[@]}"}
   end_in "$notes"
 }
 
-# Trains by a recipe, through all phases, in as many ranks as the job has GPUs; `$2…` goes to train.py.
+# Trains through all phases, by the recipe `$1` unless the words have one; they go to train.py.
 pretrain() {
-  local recipe=${CLOZE_RECIPE:-$1} run ranks chosen
-  shift
-  run=${CLOZE_RUN:-runs/$(basename "$recipe" .toml)}
+  local words=("${@:2}") recipe run ranks chosen=''
+  take recipe --recipe "$1"
+  take run --out "runs/$(basename "$recipe" .toml)"
   await_earlier "$run/jobs.jsonl"
-  shards=${CLOZE_SHARDS:-$(earlier_shards "$run")} chosen=', as at an earlier start'
-  [[ -z ${CLOZE_SHARDS:-} ]] || chosen=''
+  take shards --data ''
+  [[ -n $shards ]] || shards=$(earlier_shards "$run") chosen=', as at an earlier start'
   [[ -n $shards ]] || shards=$(newest_shards) chosen=', the newest'
   await_earlier ${shards:+"$shards/manifest.json"}
-  [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or set CLOZE_SHARDS"
-  [[ -e $shards/manifest.json ]] || refuse "$shards: no finished shards; CLOZE_SHARDS names the folder that shard.py made"
+  [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or name --data"
+  [[ -e $shards/manifest.json ]] || refuse "--data $shards: no finished shards; it is the folder that shard.py made"
   ranks=$(ranks_per_node)
   say "recipe $recipe, shards $shards$chosen, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
   refuse_second_job "$run"
@@ -341,85 +391,103 @@ pretrain() {
   # shellcheck disable=SC2001
   begin_in "$run" 'step-[0-9]+' '' ", \"shards\": \"$(sed 's/["\\]/\\&/g' <<<"$shards")\""
   had+=("$shards/manifest.json")
-  export CLOZE_STORAGE_SECONDS=${CLOZE_STORAGE_SECONDS:-300} # what was seen here, the ranks wait for too
+  export CLOZE_STORAGE_SECONDS # what was seen here, the ranks wait for too
+  words=(--recipe "$recipe" --out "$run" ${words[@]+"${words[@]}"})
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
-    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" --out "$run" --recipe "$recipe" "$@" || end_in "$run"
+    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" "${words[@]}" || end_in "$run"
   fi
-  if [[ ${CLOZE_STAGE:-0} == 1 ]]; then stage; fi
-  export CLOZE_START=$job.${SLURM_RESTART_COUNT:-0} # the run writes it into ended.json
-  ended=$run/ended.json run_step "$ranks" "${python[@]}" pretraining/train.py \
-    --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
+  if [[ -n $disk ]]; then stage; fi
+  ended=$run/ended.json run_step "$ranks" "${python[@]}" pretraining/train.py --data "${staged:-$shards}" "${words[@]}"
   end_in "$run" "$run/ended.json"
 }
 
-# Measures training steps on 1, 2, 4 … nodes up to all of the job, which take turns, and reports; `$@` goes to scaling.py.
+# Measures training steps on 1, 2, 4 … nodes up to all of the job, which take turns, and reports; words go to
+# scaling.py.
 scale() {
-  local folder=${CLOZE_SCALING:-runs/scaling-$SLURM_JOB_ID} ranks counts=() nodes round
-  local words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" --out "$folder/scaling.json")
-  words+=(${CLOZE_RECIPE:+--recipe "$CLOZE_RECIPE"} ${CLOZE_SHARDS:+--data "$CLOZE_SHARDS"})
+  local words=("$@") folder=runs/scaling-$SLURM_JOB_ID ranks counts=() nodes round rounds
+  take rounds --rounds 3
+  words=(--notes "$folder/notes.jsonl" --out "$folder/scaling.json" --rounds "$rounds" ${words[@]+"${words[@]}"})
+  words=(benchmarks/scaling.py "${words[@]}")
   mkdir -p "$folder" || refuse "$folder: cannot be made"
-  rm -f "$folder/notes.jsonl" # of another job, whose rounds did not alternate with these
+  rm -f "$folder/notes.jsonl" # of an earlier start, whose rounds did not alternate with these
   ranks=$(ranks_per_node)
   for ((nodes = 1; nodes < SLURM_JOB_NUM_NODES; nodes *= 2)); do counts+=("$nodes"); done
   counts+=("$SLURM_JOB_NUM_NODES")
   say "$ranks ranks on each of ${counts[*]} nodes, in turns, of $SLURM_JOB_NODELIST; what is found goes to $folder"
-  for ((round = 0; round < ${CLOZE_ROUNDS:-3}; round++)); do
+  for ((round = 0; round < rounds; round++)); do
     for nodes in "${counts[@]}"; do
-      SLURM_JOB_NUM_NODES=$nodes run_step "$ranks" "${python[@]}" "${words[@]}" "$@" || exit $step_code
+      SLURM_JOB_NUM_NODES=$nodes run_step "$ranks" "${python[@]}" "${words[@]}" || exit $step_code
     done
   done
-  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --report "$@"
+  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --report
   exit $step_code
 }
 
-# The command that fine-tunes on a task, as `words`: tasks of GLUE have one in common.
+# Makes a table of the paper: in an array this element's share of the runs, otherwise all that is left; words go to
+# reproduce.py.
+reproduce() {
+  local words=("$@") folder notes share=()
+  take folder --out runs/tables
+  notes=$folder/jobs/$(tr -c 'A-Za-z0-9\n' - <<<"${words[*]-}")${SLURM_ARRAY_TASK_ID:-}
+  if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then share=(--share "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_MAX"); fi
+  say "tables in $folder, ${share[*]:-all that is left}"
+  begin_in "$notes" '.*(step-[0-9]+|[a-z0-9-]+\.json)' "$folder"
+  words=(--out "$folder" ${share[@]+"${share[@]}"} ${words[@]+"${words[@]}"})
+  run_step 1 "${python[@]}" benchmarks/reproduce.py "${words[@]}"
+  end_in "$notes"
+}
+
+# The command that fine-tunes on a task, as `command`: tasks of GLUE have one in common.
 find_command() {
   case $1 in
-    squad | swag | ner) words=("finetuning/run_$1.py" --out "$scores/$1") ;;
-    *) words=(finetuning/run_glue.py --out "$scores/glue" --task "$1") ;;
+    squad | swag | ner) command=("finetuning/run_$1.py" --out "$scores/$1") ;;
+    *) command=(finetuning/run_glue.py --out "$scores/glue" --task "$1") ;;
   esac
 }
 
 # What is fine-tuned: the model, the tasks, how many seeds each has, and the folder for the scores.
 read_tasks() {
-  model=${CLOZE_MODEL:-${CLOZE_RUN:-runs/bert_large_lamb}}
-  scores=${CLOZE_SCORES:-$model}
-  if [[ -n ${CLOZE_MODEL:-} && -z ${CLOZE_SCORES:-} && ! -e $model/config.json && ! -d $model/checkpoints ]]; then
+  model='' scores='' tasks=() seeds=''
+  take model --model runs/bert_large_lamb
+  scores=$model
+  if [[ $model != runs/* && ! -e $model/config.json && ! -d $model/checkpoints ]]; then
     scores=runs/${model//\//-} # of a model on the hub, which has no folder here
   fi
-  read -ra tasks <<<"${CLOZE_TASKS:-cola sst2 mrpc qqp stsb mnli qnli rte wnli}"
-  seeds=${CLOZE_SEEDS:-5}
-  [[ $seeds =~ ^[1-9][0-9]*$ ]] || refuse "CLOZE_SEEDS=$seeds: give a whole number above 0"
+  take scores --out "$scores"
+  take tasks --task cola sst2 mrpc qqp stsb mnli qnli rte wnli
+  take seeds --seeds 5
+  [[ $seeds =~ ^[1-9][0-9]*$ ]] || refuse "--seeds $seeds: give a whole number above 0"
+  words=(--model "$model" ${words[@]+"${words[@]}"})
 }
 
-# Fine-tunes on the task and with the seed that this element of the array stands for; `$@` goes to the command.
+# Fine-tunes on the task and with the seed that this element of the array stands for; words go to its command.
 finetune() {
-  local task seed words
+  local words=("$@") task seed command
   read_tasks
   ((SLURM_ARRAY_TASK_ID < ${#tasks[@]} * seeds)) || { say "nothing to do: ${#tasks[@]} tasks, $seeds seeds" && exit 0; }
   task=${tasks[SLURM_ARRAY_TASK_ID / seeds]} seed=$((SLURM_ARRAY_TASK_ID % seeds + 1))
   say "task $task, seed $seed, model $model"
   find_command "$task"
   begin_in "$scores/jobs/$task-seed$seed" ".*/${task}[^/]*/.*seed$seed/.*(step-[0-9]+|results.json)" "$scores"
-  run_step 1 "${python[@]}" "${words[@]}" --share --model "$model" --seeds 1 --seed "$seed" "$@"
+  run_step 1 "${python[@]}" "${command[@]}" --share --seeds 1 --seed "$seed" "${words[@]}"
   end_in "$scores/jobs/$task-seed$seed"
 }
 
 # Chooses the best of all seeds of every task, and prints the tables; makes up for runs that are missing. Tasks of GLUE go
 # together; what one command says does not keep the others from theirs.
 gather() {
-  local task of_glue=() words worst=0
+  local words=("$@") task of_glue=() command worst=0
   read_tasks
   begin_in "$scores/jobs/gather" '.*(step-[0-9]+|results.json)' "$scores"
   for task in "${tasks[@]}"; do
     find_command "$task"
-    if [[ ${words[0]} == *run_glue.py ]]; then of_glue+=("$task") && continue; fi
-    run_step 1 "${python[@]}" "${words[@]}" --model "$model" --seeds "$seeds" "$@"
+    if [[ ${command[0]} == *run_glue.py ]]; then of_glue+=("$task") && continue; fi
+    run_step 1 "${python[@]}" "${command[@]}" --seeds "$seeds" "${words[@]}"
     worst=$((step_code > worst ? step_code : worst))
   done
   if ((${#of_glue[@]})); then
     find_command "${of_glue[0]}"
-    run_step 1 "${python[@]}" "${words[@]}" "${of_glue[@]:1}" --keep-going --model "$model" --seeds "$seeds" "$@"
+    run_step 1 "${python[@]}" "${command[@]}" "${of_glue[@]:1}" --keep-going --seeds "$seeds" "${words[@]}"
     worst=$((step_code > worst ? step_code : worst))
   fi
   step_code=$worst first_code='' # of several steps

@@ -19,12 +19,12 @@ if __name__ == "__main__":
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta, timezone
 from functools import partial
 from socket import gethostname
-from typing import Any
+from typing import Any, ClassVar
 
 from pretraining.processes.environment import prepare_process
 
@@ -41,6 +41,7 @@ from data_prep.common.files import patience, replacing, write_json
 from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.launchers import World, find_world
 from data_prep.common.reading import peek_device
+from data_prep.common.sections import Removed
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
@@ -56,7 +57,7 @@ from pretraining.train import Train
 FOLDER = EXCLUDE.parent  # of reports
 STORAGE = {"data", "disk"}
 AGAIN_SECONDS, FEW = 5.0, 3  # pause between checks of storage, and their number while only some nodes miss it
-LONGEST = 86400.0  # largest --patience, in seconds
+PATIENCE = 120.0  # seconds after which nodes that do not answer are named; a check has a fourth, and takes seconds
 
 
 @dataclass(frozen=True)
@@ -69,15 +70,14 @@ class Preflight:
     """Folder of the run."""
     recipe: Path | None = None
     """The recipe of the training that follows, which says how much room checkpoints need."""
-    patience: float = 120.0
-    """Seconds after which nodes that do not answer are named."""
+    removed: ClassVar[Mapping[str, Removed]] = {"patience": Removed(120.0, "a job never gave another one")}
 
 
 class NodeWatch(Watch):
     """Ends all ranks if one dies, as in training, and reports its node to be left out."""
 
-    def __init__(self, world: World, patience: float, names: Sequence[str], out: Path):
-        super().__init__(world, every=min(1.0, patience / 40), silence=patience / 4)
+    def __init__(self, world: World, names: Sequence[str], out: Path):
+        super().__init__(world, every=min(1.0, PATIENCE / 40), silence=PATIENCE / 4)
         self._names, self._out = names, out
 
     def _end(self, failure: Outcome, store: Any, found_here: bool = False) -> None:
@@ -101,13 +101,13 @@ class NodeWatch(Watch):
 
 def inspect_nodes(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     """Runs all checks together with the other ranks. Each rank gets all reports, and draws the same conclusions."""
-    start, limit = time.monotonic(), wanted.patience / 4
+    start, limit = time.monotonic(), PATIENCE / 4
     torch.set_num_threads(default_threads(world))
     # By gloo, since GPUs may not work.
-    connect(world, torch.device("cpu"), wanted.patience, wanted.patience, wanted.out)
+    connect(world, torch.device("cpu"), PATIENCE, PATIENCE, wanted.out)
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
     report = Health(names[world.rank])
-    with NodeWatch(world, wanted.patience, names, wanted.out):
+    with NodeWatch(world, names, wanted.out):
         device = check_rank(report, wanted, overrides, world, limit)
         reports = recheck_storage(report, wanted, overrides, world, limit)
         if compare_reports(reports).is_sound:
@@ -220,8 +220,6 @@ def main(arguments: list[str]) -> int:
     code = Code.DONE
     with Ending() as ending:
         ending.world = find_world(os.environ)
-        if not 0 < wanted.patience <= LONGEST:
-            raise UserError(f"--patience {wanted.patience:g}: give seconds above 0, a day at most")
         if overrides and wanted.recipe is None:
             raise UserError(f"{' '.join(overrides)}: not understood; values of a recipe are given beside --recipe")
         if overrides:  # beside them a job may have options of train.py

@@ -51,10 +51,9 @@ class ChainJob:
     script: str
     what: str
     """what it does, in words"""
-    variables: Mapping[str, str] = field(default_factory=dict)
-    options: Sequence[str] = ()
-    words: Sequence[str] = ()
+    words: Sequence[str]
     """arguments of the script, for the program that it runs"""
+    options: Sequence[str] = ()
     waits: Mapping[str, str] = field(default_factory=dict)
     """how earlier steps must have ended, by name"""
 
@@ -73,8 +72,8 @@ def main(arguments: Sequence[str]) -> int:
         if not (CLUSTER / "functions.sh").exists():
             raise UserError(f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there")
         site = read_site()
-        jobs = plan_tables(wanted, words, site) if wanted.chain == "tables" else plan_pipeline(wanted, words, site)
-        check_plan(jobs, words, site)
+        plan = plan_tables if wanted.chain == "tables" else plan_pipeline
+        jobs = plan(wanted, words, site)
         submit(jobs, site, wanted.dry_run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -87,13 +86,13 @@ def build_parser() -> argparse.ArgumentParser:
         prog="submit.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
     made.add_argument("chain", choices=["pipeline", "tables"])
-    made.add_argument("--text", help="what shards are made of (default: wiki)")
+    made.add_argument("--text", default="wiki", help="what shards are made of (default: wiki)")
     made.add_argument("--shards", help="folder of the shards (default: data/ and the name of the text)")
     made.add_argument("--script", default="pretrain_large", help="pretrain_large (default) or pretrain_base")
     made.add_argument("--recipe", help="name or file of another recipe than the script's")
     made.add_argument("--run", help="folder of the run (default: runs/ and the name of the recipe)")
     made.add_argument("--tasks", nargs="+", help="of GLUE, or squad, swag, ner (default: all of GLUE)")
-    made.add_argument("--seeds", help="how often each task is learned anew (default: 5)")
+    made.add_argument("--seeds", default="5", help="how often each task is learned anew (default: 5)")
     made.add_argument("--for-prepare", default="", metavar="WORDS", help="more words for shard.py, in quotes")
     made.add_argument("--for-finetune", default="", metavar="WORDS", help="more words for fine-tuning, in quotes")
     made.add_argument("--from", dest="first", choices=STEPS, default=STEPS[0], help="step to begin with")
@@ -105,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_site() -> dict[str, str]:
     """Reads the variables of Cloze and sbatch from cluster/site.env; the environment takes precedence."""
-    shown = run_program(["bash", "-c", ". cluster/functions.sh; read_site >&2; env -0"])
+    shown = run_program(["bash", "-c", ". cluster/functions.sh; read_site >&2; tell_removed; env -0"])
     pairs = [pair.partition("=") for pair in shown.split("\0")]
     site = {name: value for name, _, value in pairs if name.startswith(OURS)}
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
@@ -120,40 +119,44 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     steps = STEPS[STEPS.index(wanted.first) : STEPS.index(wanted.last) + 1]
     if not steps:
         raise UserError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
-    text = wanted.text or site.get("CLOZE_TEXT", "wiki")
-    recipe = wanted.recipe or site.get("CLOZE_RECIPE") or own[1]
-    shards = wanted.shards or site.get("CLOZE_SHARDS") or f"data/{Path(text).name}"
-    run = wanted.run or site.get("CLOZE_RUN") or f"runs/{Path(recipe).stem}"
-    names = find_tasks(wanted.tasks or site.get("CLOZE_TASKS", "").split())
-    of_site = ("CLOZE_SEEDS", site.get("CLOZE_SEEDS", "5"))
-    seeds = read_number(*(of_site if wanted.seeds is None else ("--seeds", wanted.seeds)))
-    model = run if wanted.run else site.get("CLOZE_MODEL", run)
-    preparing = {"CLOZE_TEXT": text, "CLOZE_SHARDS": shards}
-    training = {"CLOZE_RECIPE": recipe, "CLOZE_SHARDS": shards, "CLOZE_RUN": run}
-    tasks = {"CLOZE_MODEL": model, "CLOZE_TASKS": " ".join(names), "CLOZE_SEEDS": str(seeds)}
-    runs, tuning = len(names) * seeds, split_words("--for-finetune", wanted.for_finetune)
-    prepared, trained = {"prepare": "afterok"}, {"pretrain": "afterok"}
-    preparing_words, every = split_words("--for-prepare", wanted.for_prepare), [f"--array=0-{runs - 1}"]
+    recipe, names, seeds = wanted.recipe or own[1], find_tasks(wanted.tasks), read_number("--seeds", wanted.seeds)
+    text, shards = wanted.text, wanted.shards or f"data/{Path(wanted.text).name}"
+    run = wanted.run or f"runs/{Path(recipe).stem}"
+    preparing = ["--docs", text, "--out", shards, *split_words("--for-prepare", wanted.for_prepare)]
+    training = ["--recipe", recipe, "--data", shards, "--out", run, *words]
+    tuning = ["--model", run, "--task", *names, "--seeds", str(seeds)]
+    tuning += split_words("--for-finetune", wanted.for_finetune)
+    runs, prepared, trained = len(names) * seeds, {"prepare": "afterok"}, {"pretrain": "afterok"}
     jobs = [
-        ChainJob("prepare", "prepare", f"{text} -> {shards}", preparing, words=preparing_words),
-        ChainJob("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), words, prepared),
-        ChainJob("finetune", "finetune", f"{runs} runs of {model}", tasks, every, tuning, trained),
-        ChainJob("gather", "gather", f"results in {model}", tasks, (), tuning, {**trained, "finetune": "afterany"}),
+        ChainJob("prepare", "prepare", f"{text} -> {shards}", preparing),
+        ChainJob("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), prepared),
+        ChainJob("finetune", "finetune", f"{runs} runs of {run}", tuning, [f"--array=0-{runs - 1}"], trained),
+        ChainJob("gather", "gather", f"results in {run}", tuning, (), {**trained, "finetune": "afterany"}),
     ]
-    return [add_options(job, site) for job in jobs if job.step in steps]
+    jobs = [add_options(job, site) for job in jobs if job.step in steps]
+    if words and "pretrain" not in steps:
+        raise UserError(f"{' '.join(words)}: not understood")
+    if "prepare" in steps and not Path(text).exists():
+        raise UserError(f"--text {text}: no such file or folder")
+    if wanted.first in ("finetune", "gather") and not Path(run).exists():
+        raise UserError(f"--run {run}: no such folder; name a trained run, or train it first: --from pretrain")
+    if "finetune" in steps:
+        require_data(names, site)
+    for job in (job for job in jobs if job.step == "pretrain"):
+        check_training(job, site, words, [] if "prepare" in steps else ["--data", shards])
+    return jobs
 
 
 def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
     """Plans the jobs for a table of the paper: an array for its runs, then a job that makes the table."""
     shares = read_number("--shares", wanted.shares)
-    variables, every = {"CLOZE_SHARES": wanted.shares}, [f"--array=1-{shares}"]
     said = " ".join(words)
     named = re.findall(r"--(table|figure)[ =](\S+)", said)
     if len(named) != 1 or "".join(named[0]) not in {path.stem for path in TABLES.glob("*.toml")}:
         raise UserError(f"tables: {said or 'nothing is named'}: give --table 1 to 8, or --figure 5")
     jobs = [
-        ChainJob("tables", "reproduce", f"{wanted.shares} shares of {said}", variables, every, words),
-        ChainJob("conclude", "reproduce", f"the tables of {said}", {}, (), words, {"tables": "afterany"}),
+        ChainJob("tables", "reproduce", f"{shares} shares of {said}", words, [f"--array=1-{shares}"]),
+        ChainJob("conclude", "reproduce", f"the tables of {said}", words, (), {"tables": "afterany"}),
     ]
     return [add_options(job, site) for job in jobs]
 
@@ -179,30 +182,9 @@ def read_number(name: str, text: str) -> int:
     return int(text)
 
 
-def check_plan(jobs: Sequence[ChainJob], words: Sequence[str], site: Mapping[str, str]) -> None:
-    """Refuses mistakes that would make a job fail hours later."""
-    variables = {job.step: job.variables for job in jobs}
-    if words and not {"pretrain", "tables"} & {*variables}:
-        raise UserError(f"{' '.join(words)}: not understood")
-    text = variables.get("prepare", {}).get("CLOZE_TEXT")
-    if text is not None and not Path(text).exists():
-        raise UserError(f"--text {text}: no such file or folder")
-    model = variables.get("finetune", variables.get("gather", {})).get("CLOZE_MODEL")
-    if "pretrain" not in variables and model not in (None, site.get("CLOZE_MODEL")) and not Path(model).exists():
-        raise UserError(f"--run {model}: no such folder; name a trained run, or train it first: --from pretrain")
-    for word in words if "pretrain" in variables else ():
-        if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
-            raise UserError(f"{word}: only for train.py --check; leave it out")
-    if "finetune" in variables:
-        require_data(variables["finetune"]["CLOZE_TASKS"].split(), site)
-    for job in jobs:
-        if job.step == "pretrain":
-            check_training(job, site, has_shards="prepare" not in variables)
-
-
-def find_tasks(named: Sequence[str]) -> list[str]:
+def find_tasks(named: Sequence[str] | None) -> list[str]:
     """Returns the named tasks, each once, or all of GLUE; UserError for an unknown one."""
-    unknown = [name for name in named if name not in (*GLUE, *OTHERS)]
+    unknown = [name for name in named or () if name not in (*GLUE, *OTHERS)]
     if unknown:
         raise UserError(f"--tasks {' '.join(unknown)}: there is {', '.join([*GLUE, *OTHERS])}")
     return list(dict.fromkeys(named or GLUE))
@@ -216,17 +198,20 @@ def require_data(tasks: Sequence[str], site: Mapping[str, str]) -> None:
             raise UserError(f"data/{place}: not there; {cure}")
 
 
-def check_training(job: ChainJob, site: Mapping[str, str], has_shards: bool) -> None:
+def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str], shards: Sequence[str]) -> None:
     """Lets train.py check recipe and words for the ranks of the job, with the Python of the jobs if it is available."""
+    for word in words:
+        if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
+            raise UserError(f"{word}: only for train.py --check; leave it out")
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
         return
-    ranks, shards = count_ranks(job, site), ["--data", job.variables["CLOZE_SHARDS"]] if has_shards else []
-    words = ["--check", f"--ranks={ranks}", "--recipe", job.variables["CLOZE_RECIPE"], *shards, *job.words]
+    ranks = count_ranks(job, site)
+    checked = ["--check", f"--ranks={ranks}", *job.words[:2], *shards, *words]
     try:
         here = {"PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": ""}  # a GPU of the login node is none of the job
-        run_program([python, "pretraining/train.py", *words], {**os.environ, **site, **here})
+        run_program([python, "pretraining/train.py", *checked], {**os.environ, **site, **here})
     except UserError as error:
         told = f"\nthe job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS='--nodes=N --gpus-per-node=N' changes that"
         raise UserError(f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards")) from None
@@ -236,10 +221,11 @@ def count_ranks(job: ChainJob, site: Mapping[str, str]) -> int:
     """Counts the ranks of a job on the fewest nodes that its script, the environment and its options allow."""
     words = re.findall(r"^#SBATCH (\S+)", (CLUSTER / f"{job.script}.slurm").read_text(), re.MULTILINE)
     words += [f"--gpus-per-node={site[name]}" for name in ("SBATCH_GPUS_PER_NODE",) if name in site]
-    given, own = " ".join(["--nodes=1 --gpus-per-node=1", *words, *job.options]), "CLOZE_RANKS_PER_NODE"
+    given = " ".join(["--nodes=1 --gpus-per-node=1", *words, *job.options])
     nodes = re.findall(r"(?:--nodes[= ]|(?<!\S)-N ?)(\d+)", given)[-1]
     gpus = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", re.findall(r"--gpus-per-node[= ](\S+)", given)[-1])
-    return int(nodes) * read_number(own, site.get(own) or str(sum(map(int, gpus)) or 1))
+    asked = re.findall(r"--ntasks-per-node[= ](\d+)", given)
+    return int(nodes) * (int(asked[-1]) if asked else sum(map(int, gpus)) or 1)
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -266,7 +252,7 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
             print(format_command(job, command, site))
             continue
         try:
-            submitted[job.step] = call_sbatch(command, {**os.environ, **site, **job.variables})
+            submitted[job.step] = call_sbatch(command, {**os.environ, **site})
         except (UserError, KeyboardInterrupt) as error:
             left = f"\n{cancel_jobs([*submitted.values()])}" if submitted else ""
             said = error if isinstance(error, UserError) else "interrupted; squeue --me shows whether Slurm took it"
@@ -301,7 +287,7 @@ def cancel_jobs(jobs: Sequence[str]) -> str:
 def format_command(job: ChainJob, command: Sequence[str], site: Mapping[str, str]) -> str:
     """Formats a command for a shell, which stores the id of the job for the next command."""
     of_site = {name: value for name, value in site.items() if name.startswith("SBATCH_") and name not in os.environ}
-    variables = [f"{name}={shlex.quote(value)}" for name, value in {**of_site, **job.variables}.items()]
+    variables = [f"{name}={shlex.quote(value)}" for name, value in of_site.items()]
     words = [word if ":$" in word else shlex.quote(word) for word in command]
     return f"{job.step}=$({' '.join([*variables, *words])})"
 

@@ -39,7 +39,6 @@ STACKS = "stacks"
 INTERRUPTED = "interrupted"
 INTERRUPTION = f"{INTERRUPTED}; the same command continues from the last checkpoint, or begins anew where there is none"
 GONE = "the storage is gone, or cannot be reached; the same command continues when it is back"
-START = "CLOZE_START"  # variable with the job's start, which goes into the record of the end: job scripts compare it
 WRITE_SECONDS = 10.0  # for files about the end: what ends a run may be the disk itself, which then never answers
 
 
@@ -166,8 +165,9 @@ def _write(outcome: Outcome, world: World, run: Path, start: bytes | None, speak
         if speaks and not (run / ENDED).exists():
             now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             content = {"code": outcome.code, "reason": outcome.reason, "rank": outcome.rank, "time": now}
-            job = os.environ.get(START)
-            write_json(run / ENDED, content if job is None else {**content, "start": job})
+            if job := os.environ.get("SLURM_JOB_ID"):  # its script looks for the end of its own start
+                content["start"] = f"{job}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+            write_json(run / ENDED, content)
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:
