@@ -6,9 +6,9 @@
 
 set -uo pipefail
 STOPPED=75 LOST=76 # as data_prep/common/codes.py has them
-TRIES=8            # starts of a job without progress; submitted again, it has as many more
-WATCH_SECONDS=60   # between two questions whether a step has ranks: after three answers that it has none it is ended
-END_SECONDS=120    # that srun may outlive a failed rank or the run: ranks that save end by themselves
+TRIES=8 # starts of a job without progress; submitted again, it has as many more
+WATCH_SECONDS=60
+END_SECONDS=120 # that srun may outlive a failed rank or the run
 step_code=0 first_code='' # of a step, and of the rank of it that failed first
 had=()               # what the job has found at its start, and needs to the end
 
@@ -41,22 +41,19 @@ read_site() {
 
 # Tells of variables that there were once. Some may have the value that is always taken now.
 tell_removed() {
-  local name value always=" HOME=$PWD MPI=pmix ROUNDS=3 SEEDS=5 TABLES=runs/tables TEXT=wiki TRIES=$TRIES"
+  local name value always=" HOME=$PWD MPI=pmix ROUNDS=3 SEEDS=5 TABLES=runs/tables TEXT=wiki TRIES=8 END_SECONDS=120 WATCH_SECONDS=60 "
   local -A instead=([HOME]='sbatch --chdir' [INTERFACE]='NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME' [MPI]='SLURM_MPI_TYPE'
     [PREPARE_RANKS]='sbatch --ntasks-per-node' [RANKS_PER_NODE]='sbatch --ntasks-per-node' [STAGE_FOLDER]='CLOZE_STAGE'
-    [TRIES]="$TRIES for each time that it is submitted" [END_SECONDS]="$END_SECONDS" [WATCH_SECONDS]="$WATCH_SECONDS"
-    [SCALING]='runs/scaling-JOB' [MODEL]='the word --model' [RECIPE]='the word --recipe'
-    [ROUNDS]='the word --rounds' [SCORES]='the word --out' [SEEDS]='the word --seeds' [TABLES]='the word --out'
-    [RUN]='the word --out, or to fine-tune --model' [SHARDS]='the word --data, or to prepare --out'
-    [TASKS]='the word --task' [TEXT]='the word --docs')
-  always+=" END_SECONDS=$END_SECONDS WATCH_SECONDS=$WATCH_SECONDS "
+    [TRIES]='another sbatch' [END_SECONDS]='a constant' [WATCH_SECONDS]='a constant' [SCALING]='runs/scaling-JOB'
+    [MODEL]='the word --model' [RECIPE]='the word --recipe' [ROUNDS]='the word --rounds' [SCORES]='the word --out'
+    [SEEDS]='the word --seeds' [TABLES]='the word --out' [TASKS]='the word --task' [TEXT]='the word --docs'
+    [RUN]='the word --out, to fine-tune --model' [SHARDS]='the word --data, to prepare --out')
   for name in "${!instead[@]}"; do
     value=CLOZE_$name
     value=${!value:-}
-    [[ -n $value ]] || continue
-    [[ $always == *" $name=$value "* ]] ||
-      refuse "CLOZE_$name=$value: is no variable any more; in its place there is ${instead[$name]} (docs/cluster.md)"
-    say "CLOZE_$name=$value: is no variable any more, and always so" >&2
+    [[ -z $value || $always == *" $name=$value "* ]] ||
+      refuse "CLOZE_$name=$value: is no variable any more; in its place: ${instead[$name]} (docs/cluster.md)"
+    [[ -z $value ]] || say "CLOZE_$name=$value: is no variable any more, and always so" >&2
   done
 }
 
@@ -67,8 +64,7 @@ prepare_job() {
   read_site
   for name in ${given[@]+"${given[@]}"}; do export "${name?}"; done
   tell_removed
-  name=CLOZE_STORAGE_SECONDS
-  [[ ${!name:=300} =~ ^[1-9][0-9]*$ ]] || refuse "$name=${!name}: give a whole number above 0"
+  CLOZE_STORAGE_SECONDS=${CLOZE_STORAGE_SECONDS:-300}
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
@@ -126,13 +122,8 @@ find_python() {
   esac
 }
 
-# The ranks of a node that sbatch was given as --ntasks-per-node. Slurm is asked, since the variable may be of a job in
-# which this one was submitted.
-wanted_ranks() {
-  local shown
-  shown=$(timeout 60 scontrol show job -o "$job" 2>/dev/null) || { echo "${SLURM_NTASKS_PER_NODE:-}" && return; }
-  sed -n 's/.* NtasksPerN:B:S:C=\([1-9][0-9]*\):.*/\1/p' <<<"$shown"
-}
+# The ranks of a node that sbatch was given. Their variable may be of a job in which this one was submitted.
+wanted_ranks() { scontrol show job -o "$job" 2>/dev/null | sed -n 's/.* NtasksPerN:B:S:C=\([1-9][0-9]*\):.*/\1/p'; }
 
 # The ranks of a node: those that are wanted, or one for each of the job's GPUs there, or one alone. Slurm says `8`,
 # `a100:8` or `a100:2,h100:2`.
@@ -366,9 +357,8 @@ prepare() {
   printf -v now '%(%s)T' -1
   left=$((${SLURM_JOB_END_TIME:-0} - now - 60))
   if [[ -n $SLURM_JOB_END_TIME ]]; then limit="timeout --signal=TERM $((left > 1 ? left : 1))"; fi
-  ranks=$(wanted_ranks)
-  mpi=${SLURM_MPI_TYPE:-pmix} run_step "${ranks:-$(processors_per_node)}" \
-    "${python[@]}" data_prep/shard.py --docs "${text[@]}" --out "$shards" ${words[@]+"${words[@]}"}
+  ranks=$(wanted_ranks) words=(--docs "${text[@]}" --out "$shards" ${words[@]+"${words[@]}"})
+  mpi=${SLURM_MPI_TYPE:-pmix} run_step "${ranks:-$(processors_per_node)}" "${python[@]}" data_prep/shard.py "${words[@]}"
   end_in "$notes"
 }
 
@@ -401,13 +391,11 @@ pretrain() {
   end_in "$run" "$run/ended.json"
 }
 
-# Measures training steps on 1, 2, 4 … nodes up to all of the job, which take turns, and reports; words go to
-# scaling.py.
+# Measures training steps on 1, 2, 4 … nodes up to all of the job, which take turns, and reports.
 scale() {
   local words=("$@") folder=runs/scaling-$SLURM_JOB_ID ranks counts=() nodes round rounds
   take rounds --rounds 3
-  words=(--notes "$folder/notes.jsonl" --out "$folder/scaling.json" --rounds "$rounds" ${words[@]+"${words[@]}"})
-  words=(benchmarks/scaling.py "${words[@]}")
+  words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" --out "$folder/scaling.json" ${words[@]+"${words[@]}"})
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   rm -f "$folder/notes.jsonl" # of an earlier start, whose rounds did not alternate with these
   ranks=$(ranks_per_node)
@@ -423,8 +411,7 @@ scale() {
   exit $step_code
 }
 
-# Makes a table of the paper: in an array this element's share of the runs, otherwise all that is left; words go to
-# reproduce.py.
+# Makes a table of the paper: in an array this element's share of the runs, otherwise all that is left.
 reproduce() {
   local words=("$@") folder notes share=()
   take folder --out runs/tables
@@ -447,7 +434,7 @@ find_command() {
 
 # What is fine-tuned: the model, the tasks, how many seeds each has, and the folder for the scores.
 read_tasks() {
-  model='' scores='' tasks=() seeds=''
+  declare -g model scores tasks seeds
   take model --model runs/bert_large_lamb
   scores=$model
   if [[ $model != runs/* && ! -e $model/config.json && ! -d $model/checkpoints ]]; then

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from conftest import ROOT
 from support.commands import write_program
+from support.job_scripts import link_scripts
 
 from data_prep.common.files import write_json
 
@@ -26,20 +27,18 @@ SLURM = {
 class Job:
     """A job of pretrain_base.slurm on one node that is the machine itself."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **constants: float) -> None:
         self.folder = folder
-        folder.mkdir(exist_ok=True)
-        for name in ("cluster", "pretraining"):
-            (folder / name).symlink_to(ROOT / name)
+        link_scripts(folder, **constants)
+        (folder / "pretraining").symlink_to(ROOT / "pretraining")
         self.make_shards("first")
         for name, does in SLURM.items():
             self.put(name, does)
+        self.words = ["--out", "runs/any"]
         self.variables = {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-            "CLOZE_HOME": str(folder),
             "CLOZE_PYTHON": "train",
             "CLOZE_PREFLIGHT": "0",
-            "CLOZE_RUN": "runs/any",
             "SLURM_JOB_ID": "7",
             "SLURM_JOB_NODELIST": "node1",
             "SLURM_JOB_NUM_NODES": "1",
@@ -57,7 +56,7 @@ class Job:
         self, restart: int = 0, script: str = "pretrain_base", words: Sequence[str] = (), **variables: str
     ) -> subprocess.Popen[str]:
         """Begins the job, the first time or again."""
-        command = ["bash", f"cluster/{script}.slurm", *words]
+        command = ["bash", f"cluster/{script}.slurm", *self.words, *words]
         own = {**self.variables, "SLURM_RESTART_COUNT": str(restart), **variables}
         out = subprocess.PIPE
         return subprocess.Popen(command, cwd=self.folder, env=own, stdout=out, stderr=subprocess.STDOUT, text=True)
@@ -115,13 +114,12 @@ def test_a_step_that_does_not_end_by_itself_is_ended_and_no_other(tmp_path: Path
     """srun waits for ever for a node that has told slurmctld alone, or whose slurmd died and came back, and for ranks
     whose slurmstepd was killed. A queue that does not answer says nothing of ranks, the late end of an earlier start
     nothing of this one, and the end of a job in which this one was submitted nothing of its own."""
-    own = {"CLOZE_WATCH_SECONDS": "0.2", "CLOZE_END_SECONDS": "1", "SLURM_JOB_END_TIME": "5"}
     begun = []
     for name, (squeue, srun, *_) in STEPS.items():
-        job = Job(tmp_path / name)
+        job = Job(tmp_path / name, WATCH_SECONDS=0.2, END_SECONDS=1)
         job.put("squeue", squeue)
         job.put("srun", srun)
-        begun.append(job.begin(1, **own))
+        begun.append(job.begin(1, SLURM_JOB_END_TIME="5"))
     for process, (name, (_, _, code, told)) in zip(begun, STEPS.items(), strict=True):
         log, _ = process.communicate(timeout=100)
         assert (process.returncode, "requeue 7" in log) == (code, code in (75, 76)), f"{name}: {log}"
@@ -149,11 +147,11 @@ def test_a_temporary_folder_that_is_not_here_loses_no_word(job: Job) -> None:
     assert "a fault" in job.end(1, TRAIN="echo a fault >&2; exit 1", TMPDIR="/nowhere")
 
 
-def test_progress_counts_where_the_run_is_a_link(job: Job) -> None:
+def test_progress_counts_where_the_run_is_a_link(tmp_path: Path) -> None:
+    job = Job(tmp_path / "home", TRIES=1)
     (job.folder / "runs").mkdir()
     (job.folder / "scratch").mkdir()
     (job.folder / "runs" / "any").symlink_to(job.folder / "scratch")
-    job.variables["CLOZE_TRIES"] = "1"
     for restart in range(2):
         job.end(75, restart, TRAIN=f"mkdir -p runs/any/checkpoints/step-{restart}; exit 75")
     job.end(75, 2, TRAIN="exit 75")
@@ -171,17 +169,17 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     assert '--data data/second "best" ' in log
     assert "as at an earlier start" in log
     assert "--data data/third " in job.start(SLURM_JOB_ID="8")[1], "nothing has been trained"
-    assert "--data data/first " in job.start(1, CLOZE_SHARDS="data/first")[1]
+    assert "--data data/first " in job.start(1, words=("--data", "data/first"))[1]
     (job.folder / "runs" / "any" / "checkpoints" / "step-00000010").mkdir(parents=True)
     job.make_shards("fourth")
     assert "--data data/first " in job.start(SLURM_JOB_ID="9")[1], "the run goes on with what it has begun with"
-    job.end(2, SLURM_JOB_ID="10", CLOZE_SHARDS="data/third", TRAIN="exit 2")
+    job.end(2, SLURM_JOB_ID="10", words=("--data", "data/third"), TRAIN="exit 2")
     for number in ("9", "11"):
         assert "--data data/first " in job.start(1, SLURM_JOB_ID=number)[1], "another job's mistake changes nothing"
-    assert "--data data/fourth " in job.start(SLURM_JOB_ID="12", CLOZE_RUN="runs/a[1]", TRAIN="exit 75")[1]
+    assert "--data data/fourth " in job.start(SLURM_JOB_ID="12", words=("--out", "runs/a[1]"), TRAIN="exit 75")[1]
     job.make_shards("fifth")
     (job.folder / "runs" / "a[1]" / "checkpoints" / "step-00000010").mkdir(parents=True)
-    assert "--data data/fourth " in job.start(SLURM_JOB_ID="13", CLOZE_RUN="runs/a[1]")[1]
+    assert "--data data/fourth " in job.start(SLURM_JOB_ID="13", words=("--out", "runs/a[1]"))[1]
     noted = [json.loads(line) for line in (job.folder / "runs" / "any" / "jobs.jsonl").read_text().splitlines()]
     found = {line["shards"] for line in noted if line["event"] == "start"}
     assert found == {'data/second "best"', "data/third", "data/first"}
@@ -189,8 +187,8 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
 
 def test_paths_with_blanks_stay_whole(job: Job) -> None:
     job.make_shards("two words")
-    log = job.end(0, CLOZE_SHARDS="data/two words", CLOZE_RUN="runs/two words", TRAIN='printf "<%s>" "$@"')
-    assert "<--data><data/two words><--out><runs/two words>" in log
+    log = job.end(0, words=("--data", "data/two words", "--out", "runs/two words"), TRAIN='printf "<%s>" "$@"')
+    assert "<--data><data/two words><--recipe><bert_base_lamb><--out><runs/two words>" in log
 
 
 def test_a_second_job_notes_nothing_while_the_first_one_runs(job: Job) -> None:
@@ -220,9 +218,11 @@ def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     assert (code, (job.folder / "runs").exists()) == (2, False), "a run that is gone is not begun anew"
     assert "runs/any/jobs.jsonl: gone; nothing is begun anew" in log
     (job.folder / "away").rename(job.folder / "runs")
-    assert "gone" not in job.start(1, SLURM_JOB_ID="70", CLOZE_RUN="runs/new")[1], "what never was is not waited for"
+    assert "gone" not in job.start(1, SLURM_JOB_ID="70", words=("--out", "runs/new"))[1], (
+        "what never was is not waited for"
+    )
     job.end(2, 1, TRAIN="mv data away; exit 2", CLOZE_STORAGE_SECONDS="1")
-    code, log = job.start(0, CLOZE_SHARDS="data/mistyped")
+    code, log = job.start(0, words=("--data", "data/mistyped"))
     assert code == 2
     assert "gone" not in log
 
@@ -234,21 +234,25 @@ def test_an_end_that_cannot_be_noted_is_logged(job: Job) -> None:
     )
 
 
-def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job) -> None:
-    """A watch that does not wait would end each step at once, as one that is gone."""
-    for word in ("CLOZE_WATCH_SECONDS=0.0", "CLOZE_WATCH_SECONDS=1m", "CLOZE_STORAGE_SECONDS=5m"):
-        name, _, value = word.partition("=")
-        assert job.end(2, 0, **{name: value}).startswith(f"error: {word}: ")
+def test_a_variable_that_was_there_once_is_told_and_taken_where_it_is_always_so(job: Job) -> None:
+    log = job.end(2, CLOZE_TASKS="rte", CLOZE_HOME=str(job.folder))
+    assert "error: CLOZE_TASKS=rte: is no variable any more; in its place: the word --task" in log
+    log = job.end(0, CLOZE_HOME=str(job.folder), CLOZE_TRIES="8")
+    assert "CLOZE_TRIES=8: is no variable any more, and always so" in log
+
+
+def test_an_option_without_a_value_is_refused(job: Job) -> None:
+    assert "error: --data: give a value" in job.end(2, words=("--data", "--recipe=demo"))
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:
-    words = ("--table", "5", "--scale", "base")
-    job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "CLOZE_SHARES": "3"}
-    log = job.end(75, script="reproduce", words=words, TRAIN="exit 75")
+    job.words = ["--table", "5", "--scale", "base"]
+    job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
+    log = job.end(75, script="reproduce", TRAIN="exit 75")
     assert "requeue" in log
     assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
     del job.variables["SLURM_ARRAY_TASK_ID"]
-    log = job.end(0, script="reproduce", words=words)
+    log = job.end(0, script="reproduce")
     assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log
 
 
@@ -256,8 +260,7 @@ def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped
 def disk(job: Job, tmp_path: Path) -> Path:
     """A node's own disk, to which the shards of a job are copied; they stay where a rank was lost."""
     write_json(job.folder / "data" / "first" / "manifest.json", {"fingerprint": "ours"})
-    job.variables |= {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path / "disk")}
-    job.variables["TRAIN"] = 'cat "$5/manifest.json"; exit 76'
+    job.variables |= {"CLOZE_STAGE": str(tmp_path / "disk"), "TRAIN": 'cat "$3/manifest.json"; exit 76'}
     (tmp_path / "disk").mkdir()
     return tmp_path / "disk"
 

@@ -49,6 +49,8 @@ def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
     preflight.AGAIN_SECONDS = 0.05
     if fault in (die, exchange_nothing):
         shorten_waits(faulty)
+    if fault == compute_nothing:
+        preflight.PATIENCE = 24.0
     if int(rank) == faulty:
         fault()
     exit_now(preflight.main(list(words)))
@@ -57,7 +59,12 @@ def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
 def shorten_waits(faulty: int) -> None:
     """Waits for ranks and links for seconds, and measures no links of sound nodes, which a busy machine makes slow."""
     watch, try_network, exchange = preflight.NodeWatch, preflight.try_network, health.exchange
-    replace(preflight, "NodeWatch", lambda world, _, *more: watch(world, 16.0, *more))
+
+    def watch_shortly(*own: Any) -> preflight.NodeWatch:
+        preflight.PATIENCE = 16.0
+        return watch(*own)
+
+    replace(preflight, "NodeWatch", watch_shortly)
     replace(preflight, "try_network", lambda report, device, names, _: try_network(report, device, names, 1.0))
     replace(health, "exchange", lambda other, *more: exchange(other, *more) if other == faulty else 1e9)
 
@@ -219,14 +226,14 @@ def test_storage_that_is_gone_is_no_fault_of_a_node(
 
 
 @pytest.mark.parametrize(
-    ("fault", "words", "what"),
+    ("fault", "what"),
     [
-        slow(compute_nothing, ["--patience", 24], "matrix throughput"),
-        (exchange_nothing, [], "nothing comes through to its neighbours"),
+        slow(compute_nothing, "matrix throughput"),
+        (exchange_nothing, "nothing comes through to its neighbours"),
     ],
 )
-def test_a_node_that_hangs_is_left_out(place: Place, fault: Fault, words: list[object], what: str) -> None:
-    done = inspect(place, *words, fault=fault)
+def test_a_node_that_hangs_is_left_out(place: Place, fault: Fault, what: str) -> None:
+    done = inspect(place, fault=fault)
     expect(place, done, Code.RANK_LOST, f"error: node1: {what}: no answer in", out=["node1"])
 
 
@@ -289,8 +296,7 @@ def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
 @pytest.mark.usefixtures("leaves_group")
 def test_one_process_alone_and_values_that_cannot_be(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["--data", str(place.data), "--out", str(place.folder / "run")]
-    for wrong in (*(["--patience", each] for each in ("0", "-1", "nan", "inf")), ["--phases.0.batch", "24"]):
-        assert run_main(preflight.main, *words, *wrong, code=2).startswith(f"error: {' '.join(wrong)}: ")
+    assert run_main(preflight.main, *words, "--phases.0.batch", "24", code=2).startswith("error: --phases.0.batch 24: ")
     recipe = [*words, "--recipe", place.recipe, "--phases.1.length", "32", "--time-limit", "1h"]  # as a job's own
     run_main(preflight.main, *recipe)
     [rank] = report_of(place)["ranks"]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, write_wiki
 from support.commands import wait_for, write_program
+from support.job_scripts import link_scripts
 from support.mini_slurm import MiniSlurm, mini_slurm
 from support.shards import make_shards
 from support.tasks import write_tasks
@@ -23,7 +24,7 @@ from pretraining.checkpoint.record import list_finished
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.every", "10", "--checkpoints.keep", "3"]
-SOME, PATIENT = range(1, 20), {"CLOZE_TRIES": "20"}
+SOME, TRIES = range(1, 20), 20
 """Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back
 may still end what it has of the last start, and with it the next one."""
 
@@ -49,12 +50,12 @@ class Site:
     def __init__(self, slurm: MiniSlurm, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
         self.variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CLOZE_PYTHON": sys.executable}
-        self.variables |= {"CLOZE_RECIPE": "recipe.toml", "CLOZE_PREFLIGHT": "0"}
+        self.variables |= {"CLOZE_PREFLIGHT": "0"}
 
     def pretrain(self, run: str, *options: str, **variables: str) -> str:
         """Submits pretrain_large.slurm as it is, with one rank a node; returns the job's id."""
-        words = [*options, "--gpus-per-node=1", "cluster/pretrain_large.slurm", *STEPS]
-        return self.slurm.submit(words, self.folder, {**self.variables, "CLOZE_RUN": f"runs/{run}", **variables})
+        words = [*options, "--gpus-per-node=1", "cluster/pretrain_large.slurm", "--recipe", "recipe.toml", *STEPS]
+        return self.slurm.submit([*words, "--out", f"runs/{run}"], self.folder, {**self.variables, **variables})
 
     def begin(self, run: str, step: int, *options: str, **variables: str) -> str:
         """Submits a run, and waits until it has saved a step; returns the job's id."""
@@ -95,8 +96,9 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MiniSlurm]:
 def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
     """Cloze's folder, with shards of a small text, and a recipe of a small model."""
     folder = tmp_path_factory.mktemp("home")
-    for name in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster"):
+    for name in ("data_prep", "pretraining", "finetuning", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
+    link_scripts(folder, TRIES=TRIES, WATCH_SECONDS=5, END_SECONDS=20)
     make_shards(folder / "data" / "wiki")
     (folder / "recipe.toml").write_text(RECIPE)
     write_tasks(folder)
@@ -165,7 +167,7 @@ def test_a_preempted_run_goes_on(site: Site, straight: Path) -> None:
 @pytest.mark.parametrize("node", ["node2", "node1"])
 def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(site: Site, straight: Path, node: str) -> None:
     """On that of rank 0 the script runs too: nobody is left to ask for another start, so Slurm does it."""
-    job = site.begin(f"lost-{node}", 20, **PATIENT)
+    job = site.begin(f"lost-{node}", 20)
     site.slurm.cut_power(node)
     site.slurm.wait(job, "PENDING")
     site.slurm.switch_on(node)
@@ -173,7 +175,7 @@ def test_a_lost_node_costs_the_steps_since_the_last_checkpoint(site: Site, strai
 
 
 def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path) -> None:
-    job = site.begin("silent", 20, **PATIENT)
+    job = site.begin("silent", 20)
     site.slurm.drop("node1")
     site.slurm.wait(job, "PENDING")
     site.slurm.plug("node1")
@@ -184,7 +186,7 @@ def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path) -
 def test_a_network_that_is_back_before_slurm_calls_the_node_lost(site: Site, straight: Path) -> None:
     """As it is by Slurm's own time-out: nobody but the job itself finds out that its ranks have ended."""
     with site.slurm.noticing_after(300):
-        job = site.begin("out", 20, **PATIENT, CLOZE_WATCH_SECONDS="5")
+        job = site.begin("out", 20)
         site.slurm.unplug("node2")
         time.sleep(90)
         assert site.slurm.state(job) == "RUNNING"
@@ -208,7 +210,7 @@ def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> Non
     """Slurm lists the step on, and srun, unless it notices by itself, waits for the ranks of that node for ever."""
     gone = site.folder / "node2-is-gone"
     write_program(site.folder / "half-lost", HALF_LOST)
-    job = site.pretrain("back", CLOZE_PYTHON="./half-lost", CLOZE_WATCH_SECONDS="2", CLOZE_END_SECONDS="20")
+    job = site.pretrain("back", CLOZE_PYTHON="./half-lost")
     wait_for(lambda: bool(site.slurm.processes("sleep 6061")), 60)
     site.slurm.restart("node2")
     wait_for(lambda: not site.slurm.run("sinfo", "-h", "-N", "-n", "node2", "-t", "down").stdout, 60)
@@ -223,10 +225,9 @@ def test_a_run_that_is_over_ends_its_job_although_srun_waits(
 ) -> None:
     """The rank of a node trains on without its slurmstepd, and srun does not hear of its end. Slurm lists the step, but
     the step that removes a copy of the shards runs all the same."""
-    stage = {"CLOZE_STAGE": "1", "CLOZE_STAGE_FOLDER": str(tmp_path)} if nodes == 1 else {}
-    run, quick = f"orphaned{nodes}", {"CLOZE_WATCH_SECONDS": "2", "CLOZE_END_SECONDS": "10"}
+    stage, run = {"CLOZE_STAGE": str(tmp_path)} if nodes == 1 else {}, f"orphaned{nodes}"
     step = 1 if stage else 0
-    job = site.begin(run, 20, f"--nodes={nodes}", **quick, **stage)
+    job = site.begin(run, 20, f"--nodes={nodes}", **stage)
     os.kill(site.slurm.processes(f"slurmstepd: [{job}.{step}]")[0], signal.SIGKILL)
     site.slurm.wait(job, "COMPLETED", seconds=120)
     assert "the run is over, and srun does not end" in site.log(job)
@@ -238,7 +239,7 @@ def test_a_run_that_is_over_ends_its_job_although_srun_waits(
 def test_the_time_limit_saves_and_goes_on(site: Site, straight: Path) -> None:
     """Slurm counts whole minutes, most of which the ranks spend standing still together. Its signal may come long
     before the end, and comes but once, however often a job is started: the run itself looks at the clock too."""
-    job = site.begin("limited", 20, "--time=1", "--signal=USR1@15", **PATIENT)
+    job = site.begin("limited", 20, "--time=1", "--signal=USR1@15")
     ranks = site.slurm.processes("runs/limited")
     for number, seconds in ((signal.SIGSTOP, 40), (signal.SIGCONT, 0)):
         for rank in ranks:
@@ -260,11 +261,11 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
 
 def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
     words = ["--nodes=2", "--gpus-per-node=1", "cluster/benchmark_scaling.slurm"]
+    words += ["--recipe", "recipe.toml", "--data", "data/wiki", "--rounds", "2"]
     words += ["--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
-    variables = {**site.variables, "CLOZE_SHARDS": "data/wiki", "CLOZE_ROUNDS": "2", "CLOZE_SCALING": "runs/scaling"}
-    job = site.slurm.submit(words, site.folder, variables)
+    job = site.slurm.submit(words, site.folder, site.variables)
     site.slurm.wait(job, "COMPLETED")
-    points = json.loads((site.folder / "runs" / "scaling" / "scaling.json").read_text())["points"]
+    points = json.loads((site.folder / "runs" / f"scaling-{job}" / "scaling.json").read_text())["points"]
     shapes = [tuple(point[name] for name in ("scaling", "nodes", "processes", "sequences")) for point in points]
     assert shapes == [("weak", 1, 1, 4), ("weak", 2, 2, 8), ("strong", 1, 1, 8), ("strong", 2, 2, 8)]
 
@@ -276,7 +277,6 @@ def test_the_commands_of_the_readme_are_taken(site: Site) -> None:
     assert len(typed) == 2
     write_wiki(site.folder / "wiki", documents=4)
     activated = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "CLOZE_PYTHON": sys.executable}
-    activated["CLOZE_SHARDS"] = "data/none"  # data/wiki has shards of another text
     for command in typed:
         done = site.slurm.run("bash", "-c", command, where=site.folder, **activated)
         assert done.returncode == 0, done.stderr
@@ -291,7 +291,7 @@ def test_without_a_word_the_newest_shards_are_taken(site: Site, pretended: dict[
     site.slurm.wait(job, "COMPLETED", seconds=30)
     told = f"recipe {recipe}, shards data/wiki, the newest, run runs/{recipe}, 8 ranks on each"
     assert told in site.log(job)
-    assert site.log(job).count(f"--recipe {recipe} --data data/wiki --out runs/{recipe}\n") == 16
+    assert site.log(job).count(f"--data data/wiki --recipe {recipe} --out runs/{recipe}\n") == 16
 
 
 def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
@@ -304,7 +304,7 @@ def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
     words = ["--shards", "data/chain", "--recipe", "recipe.toml", "--run", "runs/chain"]
     words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning-rates 1e-3 --length 64"]
     words += ["--for-prepare=--lengths 32 64 --duplicates 2 --vocab-size 300 --validation 0.05"]
-    options = {"CLOZE_PREPARE_OPTIONS": "--nodes=2", "CLOZE_PREPARE_RANKS": "2"}
+    options = {"CLOZE_PREPARE_OPTIONS": "--nodes=2 --ntasks-per-node=2"}
     options["CLOZE_PRETRAIN_OPTIONS"] = "--nodes=2 --gpus-per-node=1"
     script = ["bash", "docs/examples/slurm.sh", *words]
     done = site.slurm.run(*script, where=site.folder, **site.variables, **options)

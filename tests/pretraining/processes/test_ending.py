@@ -20,7 +20,7 @@ from data_prep.common.files import read_json, write_json
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, locked
 from pretraining.processes import ending as ending_module
-from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, START, Code, Ending
+from pretraining.processes.ending import ENDED, GONE, INTERRUPTION, STACKS, Code, Ending
 from pretraining.processes.stopping import Decision, StoppedError
 from pretraining.processes.watchdog import Watch
 from pretraining.train import record_early
@@ -77,7 +77,8 @@ def test_every_end_has_its_code_message_and_record(
 ) -> None:
     """One that is lost leaves its stack, and says where."""
     write_json(tmp_path / ENDED, {"code": 76})  # why the run ended the last time
-    monkeypatch.setenv(START, "7.1")  # of the job script
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert end_with(error, tmp_path) == code
     told = f"error: {reason}\nthe stacks of the ranks that still run are in {tmp_path / STACKS}\n"
     assert capsys.readouterr().err == (told if message is None else message)

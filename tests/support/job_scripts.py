@@ -1,0 +1,20 @@
+"""Cloze's folder as a user of Slurm has it, for tests of jobs."""
+
+import re
+from pathlib import Path
+
+from conftest import ROOT
+
+
+def link_scripts(folder: Path, **constants: float) -> None:
+    """Makes the folder cluster/ of the project's files, with these constants in functions.sh, and without a site."""
+    scripts = folder / "cluster"
+    scripts.mkdir(parents=True)
+    for path in (ROOT / "cluster").iterdir():
+        if path.name not in ("site.env", "functions.sh"):
+            (scripts / path.name).symlink_to(path)
+    text = (ROOT / "cluster" / "functions.sh").read_text()
+    for name, value in constants.items():
+        text, found = re.subn(rf"(?m)^{name}=\d+", f"{name}={value}", text)
+        assert found == 1, name
+    (scripts / "functions.sh").write_text(text)
