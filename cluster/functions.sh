@@ -275,7 +275,7 @@ begin_in() {
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   where=$(find -L "${3:-$folder}" -regextype egrep -regex ".*/($expression)" -printf '%f\n' 2>/dev/null | sort | awk 'END {print NR, $0}')
   begun=$(grep -c "\"event\": \"start\".*\"job\": \"$job\".*\"from\": \"$where\"" "$folder/jobs.jsonl" 2>/dev/null)
-  ((begun < TRIES)) || refuse "begun $begun times in $folder, and no further than before; the log says why"
+  ((begun < TRIES)) || refuse "begun $begun times in $folder, and no further than before; the log says why; another sbatch goes on"
   note "$folder" start "\"nodes\": \"$SLURM_JOB_NODELIST\", \"from\": \"$where\"${4:-}" || refuse "$folder: cannot be written"
   had=("$folder/jobs.jsonl")
   { mkdir -p .begun && : >".begun/$job"; } 2>/dev/null # not in storage that may be gone at the next start

@@ -218,9 +218,7 @@ def test_storage_that_is_gone_for_a_while_ends_no_job(job: Job) -> None:
     assert (code, (job.folder / "runs").exists()) == (2, False), "a run that is gone is not begun anew"
     assert "runs/any/jobs.jsonl: gone; nothing is begun anew" in log
     (job.folder / "away").rename(job.folder / "runs")
-    assert "gone" not in job.start(1, SLURM_JOB_ID="70", words=("--out", "runs/new"))[1], (
-        "what never was is not waited for"
-    )
+    assert "gone" not in job.start(1, SLURM_JOB_ID="70", words=("--out", "runs/new"))[1], "what never was"
     job.end(2, 1, TRAIN="mv data away; exit 2", CLOZE_STORAGE_SECONDS="1")
     code, log = job.start(0, words=("--data", "data/mistyped"))
     assert code == 2
@@ -235,10 +233,8 @@ def test_an_end_that_cannot_be_noted_is_logged(job: Job) -> None:
 
 
 def test_a_variable_that_was_there_once_is_told_and_taken_where_it_is_always_so(job: Job) -> None:
-    log = job.end(2, CLOZE_TASKS="rte", CLOZE_HOME=str(job.folder))
-    assert "error: CLOZE_TASKS=rte: is no variable any more; in its place: the word --task" in log
-    log = job.end(0, CLOZE_HOME=str(job.folder), CLOZE_TRIES="8")
-    assert "CLOZE_TRIES=8: is no variable any more, and always so" in log
+    assert "error: CLOZE_TASKS=rte: is no variable any more; in its place: " in job.end(2, CLOZE_TASKS="rte")
+    assert "CLOZE_TRIES=8: is no variable any more, and always so" in job.end(0, CLOZE_TRIES="8")
 
 
 def test_an_option_without_a_value_is_refused(job: Job) -> None:

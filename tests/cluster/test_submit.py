@@ -138,12 +138,6 @@ def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(fol
     assert again.startswith("mine|")
 
 
-def test_variables_that_were_there_once_are_told(folder: Path, submit: Submit) -> None:
-    (folder / "cluster" / "site.env").write_text("CLOZE_TEXT=wiki\nCLOZE_SHARDS=/scratch/shards\n")
-    said = submit("--recipe", "recipe.toml", "--dry-run", code=2)
-    assert "error: CLOZE_SHARDS=/scratch/shards: is no variable any more" in said
-
-
 @pytest.mark.parametrize(
     ("variables", "told", "cancelled"),
     [
@@ -208,6 +202,7 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),
         (["--seeds", "0"], "--seeds 0: give a whole number"),
         (["--seeds", "five"], "--seeds five: give a whole number"),
+        (["CLOZE_SHARDS=/scratch/shards"], "error: CLOZE_SHARDS=/scratch/shards: is no variable any more"),
         (["--for-prepare", "--vocab 'a"], "--for-prepare: --vocab 'a: No closing quotation"),
         (["--dry-run", "CLOZE_FINETUNE_OPTIONS=--comment='a"], "error: CLOZE_FINETUNE_OPTIONS: --comment='a: "),
     ],
