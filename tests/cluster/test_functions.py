@@ -185,7 +185,8 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
     assert found == {'data/second "best"', "data/third", "data/first"}
 
 
-def test_paths_with_blanks_stay_whole(job: Job) -> None:
+def test_paths_with_blanks_stay_whole_and_none_is_refused(job: Job) -> None:
+    assert "error: --data: give a value" in job.end(2, words=("--data", "--recipe=demo"))
     job.make_shards("two words")
     log = job.end(0, words=("--data", "data/two words", "--out", "runs/two words"), TRAIN='printf "<%s>" "$@"')
     assert "<--data><data/two words><--recipe><bert_base_lamb><--out><runs/two words>" in log
@@ -235,10 +236,6 @@ def test_an_end_that_cannot_be_noted_is_logged(job: Job) -> None:
 def test_a_variable_that_was_there_once_is_told_and_taken_where_it_is_always_so(job: Job) -> None:
     assert "error: CLOZE_TASKS=rte: is no variable any more; in its place: " in job.end(2, CLOZE_TASKS="rte")
     assert "CLOZE_TRIES=8: is no variable any more, and always so" in job.end(0, CLOZE_TRIES="8")
-
-
-def test_an_option_without_a_value_is_refused(job: Job) -> None:
-    assert "error: --data: give a value" in job.end(2, words=("--data", "--recipe=demo"))
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:

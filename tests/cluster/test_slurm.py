@@ -24,7 +24,7 @@ from pretraining.checkpoint.record import list_finished
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = ["--phases.0.steps", "150", "--phases.1.steps", "40", "--checkpoints.every", "10", "--checkpoints.keep", "3"]
-SOME, TRIES = range(1, 20), 20
+SOME = range(1, 20)
 """Slurm lets a job wait for two minutes before it starts it again, and here for seconds. So a node that has come back
 may still end what it has of the last start, and with it the next one."""
 
@@ -49,8 +49,8 @@ class Site:
 
     def __init__(self, slurm: MiniSlurm, folder: Path) -> None:
         self.slurm, self.folder = slurm, folder
-        self.variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CLOZE_PYTHON": sys.executable}
-        self.variables |= {"CLOZE_PREFLIGHT": "0"}
+        self.variables = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CLOZE_PREFLIGHT": "0"}
+        self.variables["CLOZE_PYTHON"] = sys.executable
 
     def pretrain(self, run: str, *options: str, **variables: str) -> str:
         """Submits pretrain_large.slurm as it is, with one rank a node; returns the job's id."""
@@ -98,7 +98,7 @@ def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("home")
     for name in ("data_prep", "pretraining", "finetuning", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
-    link_scripts(folder, TRIES=TRIES, WATCH_SECONDS=5, END_SECONDS=20)
+    link_scripts(folder, TRIES=20, WATCH_SECONDS=5, END_SECONDS=20)
     make_shards(folder / "data" / "wiki")
     (folder / "recipe.toml").write_text(RECIPE)
     write_tasks(folder)

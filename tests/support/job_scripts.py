@@ -8,8 +8,7 @@ from conftest import ROOT
 
 def link_scripts(folder: Path, **constants: float) -> None:
     """Makes the folder cluster/ of the project's files, with these constants in functions.sh, and without a site."""
-    scripts = folder / "cluster"
-    scripts.mkdir(parents=True)
+    (scripts := folder / "cluster").mkdir(parents=True)
     for path in (ROOT / "cluster").iterdir():
         if path.name not in ("site.env", "functions.sh"):
             (scripts / path.name).symlink_to(path)
