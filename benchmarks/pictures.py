@@ -214,11 +214,11 @@ def wrap_text(part: ElementTree.Element) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class DemoForPictures:
+class Recording:
     """Trains the demo of `make demo` in a temporary folder, and writes what the pictures show of it."""
 
 
-def record(_: DemoForPictures, console: Console) -> None:
+def record(_: Recording, console: Console) -> None:
     """Trains the demo and writes the panel of a step, the losses, and parts of the report page."""
     with tempfile.TemporaryDirectory() as folder:
         run_script(folder, "data_prep/shard.py --docs demo --duplicates 2 --vocab-size 8192 --out data")
@@ -256,4 +256,4 @@ def show_panel(folder: str) -> str:
 
 
 if __name__ == "__main__":
-    run_command(DemoForPictures, record)
+    run_command(Recording, record)
