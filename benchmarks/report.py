@@ -4,7 +4,8 @@
     python benchmarks/report.py
     python benchmarks/report.py --docs
 
-Reads every JSON file in benchmarks/results/. With --docs it replaces the text between markers in docs/.
+Reads every JSON file in benchmarks/results/. With --docs it replaces the text between markers in docs/, and draws the
+pictures.
 """
 
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks.measure import PARTIAL, RESULTS, ROOT, read_results, run_command
+from benchmarks.pictures import PICTURES, draw_pictures
 from benchmarks.reproduction.outcomes import BENCHMARK
 from benchmarks.reproduction.results import TableResult, build_tables
 from benchmarks.tables import Results, ResultTable, show, summarise_results
@@ -44,7 +46,7 @@ class Report:
     results: Path = RESULTS
     """Folder with the JSON files of benchmarks."""
     docs: bool = False
-    """Write the tables into docs/ instead of printing them."""
+    """Write the tables and pictures into docs/ instead of printing the tables."""
 
 
 def read_all(folder: Path) -> dict[str, Results]:
@@ -95,17 +97,18 @@ def rewrite(text: str, results: Mapping[str, Results]) -> str:
 
 
 def report(settings: Report, console: Console) -> None:
-    """Prints the tables, or writes them into the documentation."""
+    """Prints the tables, or writes them and the pictures into the documentation."""
     results = read_all(settings.results)
     if not settings.docs:
         for name, found in results.items():
             console.print(format_heading(name, found), markup=False)
             show(console, describe_tables(found))
         return
-    for path in PAGES:
-        content = rewrite(path.read_text(encoding="utf-8"), results)
+    pages = {path: rewrite(path.read_text(encoding="utf-8"), results).encode() for path in PAGES}
+    pictures = {PICTURES / name: drawn for name, drawn in draw_pictures(results).items()}
+    for path, content in {**pages, **pictures}.items():
         with replacing(path) as file:
-            file.write(content.encode())
+            file.write(content)
         console.print(f"written: {path}", markup=False)
 
 

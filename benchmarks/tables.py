@@ -199,5 +199,6 @@ def summarise_results(found: Results) -> Iterable[ResultTable]:
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
         "fine_tuning_scores": summarise_fine_tuning_scores,
+        "demo": lambda found: [build_table("Validation of the demo", found["scored"])],
     }
     return functions.get(found["benchmark"], summarise_contests)(found)

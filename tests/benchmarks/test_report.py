@@ -1,19 +1,22 @@
-"""Results say on which machine they were measured, lose nothing, and make the tables of docs/."""
+"""Results say on which machine they were measured, lose nothing, and make the tables and pictures of docs/."""
 
 import json
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from conftest import ROOT
 from rich.console import Console
 from support.commands import assert_refusal
 
 from benchmarks import measure
 from benchmarks.measure import RESULTS, ResultsFile, describe_environment, write_results
+from benchmarks.pictures import PICTURES, draw_pictures
 from benchmarks.report import PAGES, Report, read_all, report, rewrite
 from benchmarks.tables import format_cell, list_ratios, show_contest
 
@@ -42,6 +45,18 @@ def test_the_tables_of_docs_are_those_of_the_results() -> None:
         assert rewrite(text, found) == text, f"{path.name} is stale: python benchmarks/report.py --docs"
     stale = PAGES[0].read_text().replace("| base at", "| huge at")
     assert rewrite(stale, found) == PAGES[0].read_text()
+
+
+def test_the_pictures_of_docs_are_those_of_the_results() -> None:
+    """Where this fails: python benchmarks/report.py --docs. A picture loads nothing, as it could not on GitHub."""
+    kept = {path.name: path.read_bytes() for path in PICTURES.iterdir()}
+    assert sum(map(len, kept.values())) < 250_000
+    assert not any(re.search(rb"url\([^#]|href=.[^#]|<script", picture) for picture in kept.values())
+    locked = (ROOT / "requirements.lock").read_text()
+    drawn_by = [f"{name}=={version(name)}" for name in ("matplotlib", "rich")]
+    if not all(name in locked for name in drawn_by):
+        pytest.skip(f"pictures of {drawn_by} differ from those of requirements.lock")
+    assert draw_pictures(read_all(RESULTS)) == kept
 
 
 def test_a_ratio_is_printed_only_of_sides_in_turns() -> None:
