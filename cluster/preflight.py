@@ -47,12 +47,12 @@ from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
 from pretraining.engine.precision import choose_dtype
+from pretraining.flags import Train
 from pretraining.processes.ending import Code, Ending, Outcome
 from pretraining.processes.gpu_faults import EXCLUDE
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops
-from pretraining.train import Train
 
 FOLDER = EXCLUDE.parent  # of reports
 STORAGE = {"data", "disk"}

@@ -39,8 +39,8 @@ STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """Prefixes of the variables that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
-FOR_PLANS = ("ranks", "gpu", "gpus_per_node", "network")
-"""Options that train.py reads with --check alone: those of its `PlanOptions`, which no login node can load."""
+FOR_PLANS = ("ranks", "gpu")
+"""Options that train.py reads with --check alone."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from data_prep.common.errors import UserError
 
 AMPERE = (8, 0)
-"""The compute capability from which NVIDIA's GPUs have flash attention and TF32."""
+"""The compute capability from which NVIDIA's GPUs have flash attention."""
 NODES = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 """What Linux has where a driver of NVIDIA's, or of AMD's, has found a GPU."""
 
@@ -55,11 +55,6 @@ def cpu_has_int8() -> bool:
     theirs = (weight, torch.ones(64), zeros)
     found = torch.ops.onednn.qlinear_pointwise(numbers, 1.0, 0, *theirs, None, 1.0, 0, torch.float32, "none", [], "")
     return bool((found == 64 * 255 * 127).all())
-
-
-def has_tf32(device: torch.device) -> bool:
-    """Whether a GPU can round what it multiplies to TF32."""
-    return not is_amd() and torch.cuda.get_device_capability(device) >= AMPERE
 
 
 def has_flash(device: torch.device) -> bool:

@@ -17,63 +17,31 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True, ends_with_ctrl_c=True)
 
+    from data_prep.common.flags import print_help_if_asked
+    from pretraining.flags import Evaluate
+
+    print_help_if_asked(Evaluate, sys.argv[1:], "evaluate.py", "evaluating")  # without PyTorch
+
 from pretraining.processes.environment import prepare_process
 
 prepare_process()
 
 import json
-import math
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
-
-import tyro
+from dataclasses import asdict
+from typing import Any
 
 from data_prep.common.errors import UserError
 from data_prep.common.flags import read_flags
 from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
+from pretraining.flags import Evaluate
 from pretraining.processes.group import choose_device
 from pretraining.scoring.sentences import Filling, continue_text, fill_masks
-from pretraining.scoring.validation import ShardScores, Split, score_shards
+from pretraining.scoring.validation import ShardScores, score_shards
 
 Answers = tuple[ShardScores | None, list[list[Filling]], str | None]
 """The scores, the fillings of each [MASK], and the continuation, if they are asked for."""
-
-
-@dataclass(frozen=True)
-class Evaluate:
-    """Scores a pre-trained model on shards, or lets it fill in or continue a text."""
-
-    model: Annotated[str, tyro.conf.Positional]
-    """A run, a checkpoint, a folder of transformers, or a name on the Hugging Face hub."""
-    data: Path | None = None
-    """Folder of shards, made by shard.py with the vocabulary of the model."""
-    split: Split = "validation"
-    """The examples that are held out, or those for training."""
-    length: int | None = None
-    """Length of the examples (default: the longest of the shards that the model was trained on)."""
-    examples: int | None = None
-    """Score the first so many (default: all of the first duplicate)."""
-    fill: str | None = None
-    """A text with [MASK], for which the likeliest pieces are printed."""
-    sees: Literal["both", "before"] | None = None
-    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: shards are
-    scored either way, and a text is filled in by what both sides tell)."""
-    best: int = 5
-    """How many pieces are printed for a [MASK]."""
-    continue_: Annotated[str | None, tyro.conf.arg(name="continue")] = None
-    """A text that a model which predicts the piece after continues."""
-    pieces: int = 40
-    """How many pieces continue it, at most."""
-    temperature: float = 0.0
-    """Each of these is drawn at random at this temperature; 0: the likeliest."""
-    seed: int = 1
-    """Decides what is drawn."""
-    json: bool = False
-    """Print JSON, for a file: `> FILE`."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model computes, in fp32."""
 
 
 def main(arguments: list[str]) -> int:
@@ -86,10 +54,8 @@ def evaluate(wanted: Evaluate) -> None:
     """Does what is asked for, and tells it."""
     given = (wanted.data, wanted.fill, wanted.continue_)
     faults = ["--data, --fill or --continue: none is given"] if given == (None, None, None) else []
-    numbers = {name: getattr(wanted, name) for name in ("length", "examples", "best", "pieces")}
+    numbers = {name: getattr(wanted, name) for name in ("length", "examples")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
-    faults += [f"--seed {wanted.seed}: from 0 to 2**63 - 1"] if not 0 <= wanted.seed < 2**63 else []
-    faults += [f"--temperature {wanted.temperature:g}: at least 0"] if not 0 <= wanted.temperature < math.inf else []
     if faults:
         raise UserError("\n".join(faults))
     print_answers(wanted, find_answers(wanted))
@@ -99,12 +65,12 @@ def find_answers(wanted: Evaluate) -> Answers:
     """Finds what is asked for."""
     device = choose_device(wanted.device, World())
     model, scores = StoredModel.open(wanted.model, sees=wanted.sees), None
-    fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, wanted.best, device)
+    fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, device)
     if wanted.data is not None:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
     continuation = wanted.continue_
     if continuation is not None:
-        continuation = continue_text(model, continuation, wanted.pieces, wanted.temperature, wanted.seed, device)
+        continuation = continue_text(model, continuation, device)
     return scores, fillings, continuation
 
 

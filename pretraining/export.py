@@ -16,10 +16,16 @@ if __name__ == "__main__":
 
     begin()
 
+    from data_prep.common.flags import print_help_if_asked
+    from pretraining.flags import Export
+
+    print_help_if_asked(Export, sys.argv[1:], "export.py", "training")  # without PyTorch
+
 
 from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
-from pretraining.training.exporting import Export, export
+from pretraining.flags import Export
+from pretraining.training.exporting import export
 
 
 def main(arguments: list[str]) -> int:

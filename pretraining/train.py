@@ -18,12 +18,16 @@ if __name__ == "__main__":
 
     begin()
 
+    from data_prep.common.flags import print_help_if_asked
+    from pretraining.flags import Train
+
+    print_help_if_asked(Train, sys.argv[1:], "train.py", "training")  # without PyTorch
+
 import os
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Literal
 
 from data_prep.common.supervision import exit_now, outlive_mpirun
 from data_prep.common.terminal import open_console, say_at_once
@@ -34,7 +38,6 @@ if __name__ == "__main__":
     outlive_mpirun()  # before PyTorch starts threads, and loads what a process that only waits need not have
     say_at_once("loading PyTorch")
 
-import tyro
 from rich.console import Console
 
 from data_prep.common.errors import SharedError, UserError, check_all, quote
@@ -49,6 +52,7 @@ from pretraining.checkpoint.record import RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.devices import find_kind
+from pretraining.flags import Train
 from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
 from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
@@ -59,52 +63,6 @@ from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Branch, Request
 from pretraining.training.run import run_training
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """Options that --check alone reads."""
-
-    ranks: int | None = None
-    """With --check: the ranks to plan for (default: those it is started with)."""
-    gpu: str | None = None
-    """With --check: plan memory and hours for these GPUs: v100-32, a100-80, h100-80, h200, …"""
-    gpus_per_node: int | None = None
-    """With --check --gpu: how many a node has (default: 8)."""
-    network: str | None = None
-    """With --check --gpu: what joins nodes, and its ports: hdr200x8, edr100x4, 10gbe (default: the maker's own)."""
-
-    def list_given(self) -> list[str]:
-        """Lists a fault for each option that is given, though nothing is planned."""
-        given = [name.replace("_", "-") for name, value in vars(self).items() if value is not None]
-        return [f"--{name}: only with --check; leave it out" for name in given]
-
-
-@dataclass(frozen=True)
-class Train:
-    """Pre-trains an encoder; every value of the recipe can be given as --section.key VALUE."""
-
-    recipe: Path
-    """TOML file that says how to train, or the name of one in pretraining/recipes: demo, bert_mini, …"""
-    data: Path | None = None
-    """Folder of shards, made by shard.py."""
-    out: Path | None = None
-    """Folder of the run: checkpoints, metrics, the exported model."""
-    init: str | None = None
-    """Begin with the weights and sizes of this model: a folder of transformers, a run, a checkpoint, or a name on the
-    Hugging Face hub. It is `base_model` in the recipe."""
-    branch: str | None = None
-    """Begin with all of another run's state at a checkpoint, RUN or RUN@STEP; phases not begun there may be others."""
-    stop_after: str | None = None
-    """Stop after the phase of this name; the same command without it goes on."""
-    time_limit: str = "auto"
-    """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
-    profile: int = 0
-    """Write a trace of this many steps, and a table of what took the time, into the run folder."""
-    check: bool = False
-    """Print what the run will be, and stop."""
-    plan: Annotated[PlanOptions, tyro.conf.arg(name="")] = PlanOptions()
-    """What --check plans for."""
 
 
 def main(arguments: list[str]) -> int:
@@ -140,28 +98,24 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     """Prints the plan of the run, on rank 0."""
     if world.rank > 0:
         return
-    options = wanted.plan
-    ranks = world.size if options.ranks is None else options.ranks
+    ranks = world.size if wanted.ranks is None else wanted.ranks
     recipe, manifest = read_plan(wanted, overrides, ranks)
     _, notes = read_sample(recipe, manifest, wanted.data)
-    if options.gpu is not None:
-        nodes, each = split_ranks(ranks, options.gpus_per_node)
-        plan = build_plan(make_target(recipe, manifest, options.gpu, nodes, each, options.network))
-    elif options.network or options.gpus_per_node:
-        raise UserError("--network and --gpus-per-node: of which GPUs? Give --gpu, such as h100-80")
+    if wanted.gpu is not None:
+        plan = build_plan(make_target(recipe, manifest, wanted.gpu, *split_ranks(ranks)))
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
         plan = plan_run(recipe, manifest, readers, ranks == world.size)
     console.print(render_plan(plan))
     console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
-    if options.gpu is not None:
+    if wanted.gpu is not None:
         check_fit(plan.target)
 
 
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
     """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
     *_, (recipe, manifest, _) = check_all(
-        lambda: check_options(**vars(wanted.plan)),
+        lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
@@ -173,7 +127,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    faults += wanted.plan.list_given()
+    faults += [f"--{name}: only with --check" for name in ("ranks", "gpu") if getattr(wanted, name) is not None]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):

@@ -19,7 +19,8 @@ WINGS = {
     "data_prep": "shard verify show fetch / pipeline / readers examples fetching inspection / near_copies origins / "
     "vocabulary / running / work / shards / arrow_files seals / settings / common",
     "pretraining": "train export evaluate / training / scoring / checkpoint / engine planning / data config "
-    "huggingface / objectives optimizers / architectures / answering / model / mesh / reporting processes / devices",
+    "huggingface / objectives optimizers / architectures / answering / model / mesh / reporting processes / "
+    "devices flags",
     "finetuning": "run_glue run_squad run_swag run_ner run_task run_pairs predict evaluate_squad compare fetch / "
     "session prediction reference / running / tasks model averages / files inputs settings / results scale",
 }
@@ -118,8 +119,9 @@ def test_nobody_compares_the_names_of_what_declares_itself() -> None:
 
 
 def test_preparing_data_loads_no_torch() -> None:
+    """Nor does the help of a command of pre-training."""
     entries = ", ".join(f"data_prep.{name}" for name in ("shard", "verify", "show", "fetch"))
-    code = f"import sys, {entries}; print('torch' in sys.modules)"
+    code = f"import sys, pretraining.flags, {entries}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"
 

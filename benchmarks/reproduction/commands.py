@@ -239,7 +239,7 @@ def build_training_command(declared: ScaledTable, row: Row, seed: int) -> Comman
     data = split_flags(*text, *scale.shards, *row.shards)
     shards = LeftPath(Command("shards", describe_words("text", *row.shards), "data_prep/shard.py", data))
     saved = ("--checkpoints.every", str(scale.save_every or scale.keep_every))
-    kept = ("--checkpoints.keep_every", str(scale.keep_every))
+    kept = ("--checkpoints.keep_at", str([*range(scale.keep_every, scale.steps, scale.keep_every)]))
     own = (*row.train, *row.train_at.get(declared.scale_name, ()))
     [objective] = split_flags(*row.train).get("--objective.name", [""])
     for_objective = scale.train_for.get(str(objective), ())

@@ -52,6 +52,8 @@ def _spell(value: Any) -> str:
     """Spells a value in one way, whether it comes from a file, a flag or the code."""
     if isinstance(value, list | tuple):
         return " ".join(map(_spell, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} = {_spell(each)}" for name, each in value.items())
     try:
         return str(value).lower() if isinstance(value, bool) else f"{float(value):g}"
     except ValueError:

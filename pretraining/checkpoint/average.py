@@ -87,10 +87,7 @@ def list_alike(run: Path, most: int) -> list[Path]:
 
 def average_last(run: Path, count: int) -> tuple[tuple[int, ...], dict[str, Tensor]]:
     """Returns the steps of this many last checkpoints of a run, and the means of their weights; one process does it."""
-    alike = list_alike(run, max(count, 2))
-    if not 2 <= count <= len(alike):
-        there = f"{run} has {len(alike)} checkpoints with the same weights"
-        raise UserError(f"--average {count}: {there}; take 2 or more of them")
+    alike = list_alike(run, count)
     return tuple(map(parse_step, alike)), dict(_average_weights(alike))
 
 

@@ -216,9 +216,9 @@ def restore_engine(checkpoint: Path, engine: Engine, fresh: Container[str] = ())
     return record
 
 
-def load_checkpoint(run: Path, name: str | None = None) -> tuple[Saved, dict[str, Tensor]]:
-    """Reads a checkpoint of a run, by default the newest: its record and fp32 weights, after checking all files."""
-    checkpoint = find_checkpoint(run, name)
+def load_checkpoint(run: Path) -> tuple[Saved, dict[str, Tensor]]:
+    """Reads a checkpoint, or the newest of a run: its record and fp32 weights, after checking all files."""
+    checkpoint = find_checkpoint(run)
     if fault := find_fault(checkpoint):
         raise DamageError(fault)
     saved = Saved.read(checkpoint)

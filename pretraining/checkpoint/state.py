@@ -9,7 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from data_prep.common.reading import explain
+from data_prep.common.reading import explain, tables
+from data_prep.common.sections import May, list_settings
 from data_prep.common.toml_text import dotted
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -119,7 +120,7 @@ class RunRecord:
         try:
             return cls(
                 state=RunState(**{"kept_step": section["progress"]["phase_step"], **section["progress"]}),
-                recipe=Recipe.model_validate(section["recipe"]),
+                recipe=Recipe.model_validate(_forget_removed(section["recipe"])),
                 data=DataSummary(**section["data"]),
                 scores=EvaluationRecord.from_figures(section["metrics"]) if section["metrics"] else None,
                 logged_losses=section["logged_losses"],
@@ -138,6 +139,18 @@ class RunRecord:
             ) from error
         except (KeyError, TypeError) as error:
             raise UserError(f"{where}: its record was not written by pre-training as it is today: {error}") from error
+
+
+def _forget_removed(recipe: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out of a recorded recipe what is no setting any more, whatever its value, where it only said how the run
+    was done: `data` was such a table."""
+    free = list_settings(Recipe, May.CHANGE_BETWEEN_STARTS)
+    gone = {name: kind.list_removed() for name, kind in tables(Recipe).items() if name in free}
+    return {
+        name: {key: each for key, each in table.items() if key not in gone[name]} if name in gone else table
+        for name, table in recipe.items()
+        if name != "data"
+    }
 
 
 @dataclass(frozen=True)

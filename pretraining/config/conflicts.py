@@ -12,7 +12,15 @@ from data_prep.common.sections import find_facts
 from data_prep.common.toml_text import Key, dotted, show_value
 from data_prep.settings import SHORTEST
 from pretraining.architectures import declaration as architectures
-from pretraining.config.settings import Computing, OfSchedule, Phase, Recipe, count_micro_batches, find_divisor
+from pretraining.config.settings import (
+    WSD_SHARE,
+    Computing,
+    OfSchedule,
+    Phase,
+    Recipe,
+    count_micro_batches,
+    find_divisor,
+)
 from pretraining.model.shape import PIECE_HEAD, SIDES, Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
@@ -64,8 +72,7 @@ def find_faults(
 
 def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
     """Lists faults of the optimizer and the hardware, with their cures; device None: unknown."""
-    place = optimizers.Placement(settings.parallel.device, settings.parallel.offload, device)
-    return [*_find_hardware_faults(settings, device), *optimizers.find_faults(settings.optimizer, place)]
+    return [*_find_hardware_faults(settings, device), *optimizers.find_faults(settings.optimizer)]
 
 
 def _find_model_faults(recipe: Recipe) -> Iterator[str]:
@@ -170,20 +177,21 @@ def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[st
 
 def _find_schedule_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
     """Checks the warm-up and the decay of a schedule, each of which is given in steps or as a share of it."""
-    at, counts, parts = f"phases.{number}", recipe.phase_steps(), {}
+    at, counts, parts = f"phases.{number}", recipe.phase_steps(), dict[str, float]()
     spanned = [follower for follower, owner in enumerate(recipe.schedule_owners()) if owner == number]
     total = sum(counts[follower] for follower in spanned) if counts else 0
-    for in_share, in_steps in (("warmup", "warmup_steps"), ("decay_share", "decay_steps")):
-        given, share = getattr(phase, in_steps), getattr(phase, in_share)
+    warmup = f"{at}.warmup = {phase.warmup:g}"
+    if phase.warmup_steps is not None and phase.warmup:
+        yield f"{at}.warmup_steps = {phase.warmup_steps}: {warmup} is given too; keep one of them"
+    for name, share, usual in (("warmup_steps", phase.warmup, warmup), ("decay_steps", WSD_SHARE, "the decay of wsd")):
+        given = getattr(phase, name)
         if given is None:
-            parts[f"{at}.{in_share} = {share:g}"] = share
+            parts[usual] = share
             continue
-        said = f"{at}.{in_steps} = {given}"
+        said = f"{at}.{name} = {given}"
         parts[said] = given / max(total, 1)
-        if share != Phase.model_fields[in_share].default:
-            yield f"{said}: {at}.{in_share} = {share:g} is given too; keep one of them"
         if counts is None:
-            yield f"{said}: the recipe goes by the clock (hours); give {at}.{in_share}, a share of the time"
+            yield f"{said}: the recipe goes by the clock (hours); leave it out, or give {at}.warmup, a share"
         elif total and given >= total:
             names = " and ".join(f"phases.{follower}.steps" for follower in spanned)
             yield f"{said}: the schedule has {total} steps in all ({names}); give fewer than these"
@@ -199,15 +207,11 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
         yield 'parallel.device = "cuda": no GPU is found here; take "auto" or "cpu", or look at nvidia-smi'
     if device == "cpu" and recipe.precision.dtype == "fp16":
         yield 'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32", or "auto" for the best that there is'
-    if recipe.precision.tf32 and (device == "cpu" or recipe.precision.dtype != "fp32"):
-        yield 'precision.tf32 = true: is for products in fp32 on a GPU; take false, or precision.dtype = "fp32" there'
     if recipe.compute.compile and parallel.zero == 3:
         cure = "take parallel.zero = 1 or 2, or compute.compile = false"
         yield f"compute.compile = true: not with parallel.zero = 3, whose calls cannot be compiled; {cure}"
-    if recipe.compute.attention == "own":
-        own = 'is a kernel of ours, which takes compute.compile = false and compute.kernels = "auto"'
-        if recipe.compute.compile or recipe.compute.kernels == "torch":
-            yield f'compute.attention = "own": {own}; give these, or take "auto"'
+    if recipe.compute.attention == "own" and recipe.compute.compile:
+        yield 'compute.attention = "own": is a kernel of ours, not with compute.compile = true; take "auto"'
     if parallel.offload != "none":
         at = f'parallel.offload = "{parallel.offload}"'
         if device == "cpu":
@@ -229,7 +233,6 @@ def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
         "not with parallel.zero = 3, which divides the same weights again; take 1 or 2": parallel.zero == 3,
         f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
         "not with compute.compile = true, which compiles no sums over ranks; take false": compute.compile,
-        'not with compute.kernels = "torch", by which ranks draw other masks; take "auto"': compute.kernels == "torch",
         f'not with the objective "{"".join(second[:1])}", which has a second model; take 1': second,
     }
     yield from (f"parallel.tensor = {tensor}: {fault}" for fault, is_there in wrong.items() if is_there)

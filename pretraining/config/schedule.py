@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import WSD_SHARE, Recipe
 
 Decay = Literal["linear", "polynomial", "cosine", "constant", "wsd"]
 
@@ -32,7 +32,7 @@ class Schedule:
     """Exponent of the polynomial decay."""
     final: float = 0.0
     """Learning rate at the end, as a share of the peak."""
-    decay_share: float = 0.1
+    decay_share: float = WSD_SHARE
     """Share of the total in which the learning rate of `wsd` falls."""
     decay_from: Literal["warmup", "start"] = "warmup"
     """Begin of the decay."""
@@ -99,7 +99,7 @@ def build_schedules(recipe: Recipe) -> tuple[PhaseSchedule, ...]:
         total = sum(length for length, its_owner in zip(lengths, owners, strict=True) if its_owner == owner)
         share = total * phase.warmup
         warmup = phase.warmup_steps if phase.warmup_steps is not None else share if seconds else round(share)
-        decay = phase.model_dump(include={"decay", "power", "final", "decay_share", "decay_from"})
+        decay = phase.model_dump(include={"decay", "power", "final", "decay_from"})
         if phase.decay_steps is not None:
             decay["decay_share"] = phase.decay_steps / max(total, 1)
         schedule = Schedule(phase.learning_rate or 0.0, total, warmup, by_clock=seconds is not None, **decay)

@@ -8,13 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from data_prep.common.errors import UserError
-from data_prep.common.sections import Count, Fraction, InsteadOf, May, Positive, Section, ShortFlag, find_facts, whole
+from data_prep.common.sections import (
+    Count,
+    Fraction,
+    InsteadOf,
+    May,
+    Positive,
+    Removed,
+    Section,
+    ShortFlag,
+    find_facts,
+    whole,
+)
 from pretraining.architectures import declaration as architectures
 from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Shape
 from pretraining.objectives import declaration as objectives
@@ -33,6 +44,9 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
 
+WSD_SHARE = 0.1
+"""Share of a schedule in which the learning rate of `wsd` falls by default: 10% suffice (Hägele et al., 2024)."""
+
 
 @dataclass(frozen=True)
 class OfSchedule:
@@ -40,13 +54,6 @@ class OfSchedule:
     all)."""
 
     decays: tuple[str, ...] = ()
-
-
-class Data(Section):
-    """The shards, whose folder is given as --data."""
-
-    allow_other: bool = False
-    """Continue a run on other text than its checkpoint was made from, with the same vocabulary."""
 
 
 if TYPE_CHECKING:
@@ -72,16 +79,14 @@ else:
 class Precision(Section):
     """The precision of the computation. Gradients accumulate in fp32, and the weights are kept in fp32."""
 
+    removed: ClassVar = {
+        "loss_scale_power": Removed(16, "a scale that is too large halves within a few steps"),
+        "loss_scale_window": Removed(1000, "the scale of fp16 adapts by itself"),
+        "loss_scale_min": Removed(1.0, "the scale of fp16 adapts by itself"),
+        "tf32": Removed(False, "bf16 is faster, and as good"),
+    }
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """`auto`: bf16 where the hardware has it, otherwise fp16 on a GPU and fp32 on a CPU."""
-    loss_scale_power: Annotated[int, Field(ge=0, le=32), BeforeValidator(whole)] = 16
-    """fp16: the loss is first scaled by 2 to this power."""
-    loss_scale_window: Positive = 1000
-    """fp16: steps without overflow after which the scale doubles."""
-    loss_scale_min: Annotated[float, Field(gt=0)] = 1.0
-    """fp16: smallest scale."""
-    tf32: bool = False
-    """fp32 on a GPU: let matrix products round their inputs to the 10 bits of TF32, which is faster."""
 
 
 class Parallel(Section):
@@ -102,12 +107,11 @@ class Parallel(Section):
 class Compute(Section):
     """How the arithmetic is done: affects speed, rounding and the draws of dropout only."""
 
+    removed: ClassVar = {"kernels": Removed("auto", "our kernels compute where they can be compiled")}
     compile: bool = False
     """Compile the layers with torch.compile, which replaces our own kernels there; on a CPU these are faster."""
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
-    kernels: Literal["auto", "torch"] = "auto"
-    """`auto`: our fused operations, on a GPU where Triton can compile them; `torch`: only those of torch."""
     attention: Literal["auto", "flash", "own"] = "auto"
     """16-bit attention on a GPU: PyTorch's `flash` kernels, or our `own`, whose dropout is that of a CPU, up to 512
     pieces. `auto` takes the faster, today `flash`."""
@@ -124,6 +128,7 @@ class Phase(Section):
     phase's steps too.
     """
 
+    removed: ClassVar = {"decay_share": Removed(WSD_SHARE, "give decay_steps")}
     name: Annotated[str, Field(min_length=1)]
     """Name in logs and checkpoints."""
     length: Positive
@@ -150,10 +155,8 @@ class Phase(Section):
     """Exponent of the polynomial decay: (remaining share of the schedule) to this power."""
     final: Annotated[float, Field(ge=0, le=1), OfSchedule(("linear", "polynomial", "cosine", "wsd"))] = 0.0
     """Learning rate at the end, as a share of the highest."""
-    decay_share: Annotated[float, Field(gt=0, le=1), InsteadOf(("decay_steps",)), OfSchedule(("wsd",))] = 0.1
-    """Share of the schedule in which the learning rate of `wsd` falls."""
-    decay_steps: Annotated[Count | None, InsteadOf(("decay_share",)), OfSchedule(("wsd",))] = None
-    """Last steps, in which the learning rate of `wsd` falls, instead of their share."""
+    decay_steps: Annotated[Count | None, OfSchedule(("wsd",))] = None
+    """Last steps, in which the learning rate of `wsd` falls (default: a tenth of the schedule)."""
     new_positions: Literal["drawn", "copied"] = "drawn"
     """First embeddings of positions that no earlier phase trained: `drawn` at random, as in the paper, or `copied` from
     trained positions."""
@@ -186,12 +189,11 @@ class Logging(Section):
 class Checkpoints(Section):
     """When the state of the run is saved; at the end of each phase in any case."""
 
+    removed: ClassVar = {"keep_every": Removed(0, "list the steps as keep_at, or keep more")}
     every: Count = 1000
     """Steps between checkpoints; 0: at the end of phases alone."""
     keep: Positive = 3
     """Number of newest checkpoints to keep."""
-    keep_every: Count = 0
-    """Also save after steps that are multiples of this, and keep those checkpoints; 0: none."""
     keep_at: Annotated[tuple[Positive, ...], Field(strict=False)] | None = None
     """Also save after these steps, and keep those checkpoints: [1000, 20000]."""
 
@@ -201,7 +203,7 @@ class Checkpoints(Section):
 
     def keeps(self, step: int) -> bool:
         """Whether the checkpoint of a step is kept however old it is."""
-        return (bool(self.keep_every) and step % self.keep_every == 0) or step in (self.keep_at or ())
+        return step in (self.keep_at or ())
 
 
 class RunCheckpoints(Checkpoints):
@@ -246,6 +248,7 @@ class Computing(Section):
 class Recipe(Computing):
     """All that decides how a model is trained."""
 
+    removed: ClassVar = {"data": Removed({"allow_other": False}, "other text is for a branch (--branch RUN)")}
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
     """Decides the weights at the start, the order of the data, and dropout."""
     steps: Annotated[Positive | None, InsteadOf(("hours",))] = None
@@ -259,8 +262,6 @@ class Recipe(Computing):
     """The training objective."""
     model: Model = Model()
     """The encoder."""
-    data: Annotated[Data, May.CHANGE_BETWEEN_STARTS] = Data()
-    """The shards."""
     phases: Annotated[tuple[Phase, ...], Field(strict=False)] = ()
     """The phases of training, in order."""
     evaluation: Annotated[Evaluation, May.CHANGE_BETWEEN_STARTS] = Evaluation()

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 
 from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
-from pretraining.optimizers.declaration import find_optimizer
 
 NEVER = 1 << 40
 BUCKET = 500_000_000
 """The elements of a bucket of gradients: DeepSpeed's default, for which it allocates memory in any case."""
+LOSS_SCALE = {"initial_scale_power": 16, "loss_scale_window": 1000, "min_loss_scale": 1.0}
+"""DeepSpeed's defaults of fp16: the scale begins at 2^16, doubles after 1,000 steps without overflow, and is at least
+1."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,6 @@ class EngineSettings:
     compute: Compute = field(default_factory=Compute)
     deepspeed: Mapping[str, Any] = field(default_factory=dict)
     """settings of DeepSpeed itself"""
-
-    @property
-    def clip(self) -> float:
-        """The largest norm of the gradient; 0 where it is not clipped."""
-        return find_optimizer(self.optimizer).limit(self.optimizer)
 
     def zero_stage(self, dtype: torch.dtype) -> int:
         """Returns the ZeRO stage that DeepSpeed runs: 1 instead of 0 where that would add up gradients in 16 bits."""
@@ -49,7 +46,7 @@ def make_deepspeed_config(
         "train_micro_batch_size_per_gpu": 1,
         "train_batch_size": ranks,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": settings.clip if stage else 0.0,  # without ZeRO, Engine.step clips
+        "gradient_clipping": settings.optimizer.clip if stage else 0.0,  # without ZeRO, Engine.step clips
         "steps_per_print": NEVER,
         "timers": {"throughput": {"enabled": False}},  # it would wait for the GPU twice a micro-batch
         "zero_optimization": _zero_config(settings.parallel, stage, device, parameters),
@@ -57,7 +54,7 @@ def make_deepspeed_config(
         "zero_force_ds_cpu_optimizer": False,
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",  # for gradients too, so that the number of ranks does not matter
-        **_precision_config(settings.precision, dtype),
+        **_precision_config(dtype),
     }
     return _merge(config, settings.deepspeed)
 
@@ -75,16 +72,11 @@ def _zero_config(parallel: Parallel, stage: int, device: torch.device, parameter
     return zero
 
 
-def _precision_config(precision: Precision, dtype: torch.dtype) -> dict[str, Any]:
+def _precision_config(dtype: torch.dtype) -> dict[str, Any]:
     if dtype == torch.bfloat16:
         return {"bf16": {"enabled": True, "immediate_grad_update": True}}
     if dtype == torch.float16:
-        scale = {
-            "initial_scale_power": precision.loss_scale_power,
-            "loss_scale_window": precision.loss_scale_window,
-            "min_loss_scale": precision.loss_scale_min,
-        }
-        return {"fp16": {"enabled": True, **scale}}
+        return {"fp16": {"enabled": True, **LOSS_SCALE}}
     return {}
 
 

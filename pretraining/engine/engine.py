@@ -50,7 +50,7 @@ class Engine:
         self.zero = settings.zero_stage(self.dtype)
         shared = model.shares.mesh.tensor_ranks > 1
         self.shares = model.shares if shared else model.take_shares(form_mesh(settings.parallel.tensor))
-        self.mesh, self._clip = self.shares.mesh, settings.clip
+        self.mesh, self._clip = self.shares.mesh, settings.optimizer.clip
         self._whole_norm: Tensor | None = None
         """The norm of the last gradient without ZeRO; with ZeRO, DeepSpeed has it."""
         keep_compiled("TORCH_EXTENSIONS_DIR", cache_home() / "torch_extensions")  # operations of DeepSpeed's
@@ -74,7 +74,6 @@ class Engine:
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
-        self.optimizer.gradient_norm = lambda: self.gradient_norm
         if settings.parallel.offload == "none":  # a host may be slow in 16 bits
             self.optimizer.dtype = self.dtype
         is_scaled = self.dtype == torch.float16

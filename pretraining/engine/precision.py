@@ -51,21 +51,13 @@ def name_dtype(dtype: torch.dtype) -> Dtype:
 
 def set_arithmetic(precision: Precision, compute: Compute, device: torch.device) -> None:
     """Sets how this process computes, before its GPU computes anything; refuses what the GPU does not support."""
-    cpu_kernels.allow(compute.kernels == "auto")
     gpu_layouts.choose(compute.attention)
     choose_dtype(precision.dtype, device)
     if compute.compile:
         _require_translators(device)
-        if compute.kernels == "torch" and device.type == "cuda":  # pytorch issue 198333
-            raise UserError(
-                'compute.kernels = "torch": not with compute.compile = true on a GPU, where compiled layers drop by\n'
-                'keys that a kernel of ours makes, since torch 2.13 repeats masks of its own; take "auto"'
-            )
     if device.type != "cuda":
         return  # where results are the same bits anyway
-    if precision.tf32 and not devices.has_tf32(device):
-        raise UserError(f"precision.tf32 = true: {devices.read_name(device)} has none; take false")
-    torch.set_float32_matmul_precision("high" if precision.tf32 else "highest")
+    torch.set_float32_matmul_precision("highest")  # products in fp32 are of all 24 bits, not of TF32's 11
     torch.use_deterministic_algorithms(compute.deterministic)
     if compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with these buffers it adds up in one order

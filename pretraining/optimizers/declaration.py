@@ -22,10 +22,9 @@ than the methods of tensors has a file of the same name in `steps/`.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -55,17 +54,7 @@ class OptimizerSettings(NamedSection):
     """Largest norm of the gradient, over all weights; 0 leaves it as it is."""
 
 
-class Placement(NamedTuple):
-    """The device of an optimizer, and the recipe's offloading."""
-
-    device: Literal["auto", "cpu", "cuda"]
-    """the recipe's `parallel.device`"""
-    offload: str
-    found: Literal["cpu", "cuda"] | None
-    """the device that this machine has; None where it is not known"""
-
-
-class Optimizer(ABC):
+class Optimizer:
     """The declaration of an optimizer."""
 
     title: ClassVar[str]
@@ -86,14 +75,6 @@ class Optimizer(ABC):
     def state_bytes(self) -> int:
         """The bytes of its state for each parameter."""
         return 4 * len(self.state)
-
-    def limit(self, settings: OptimizerSettings) -> float:
-        """Returns the norm that gradients are clipped to before a step; 0 for none."""
-        return settings.clip
-
-    def faults(self, settings: OptimizerSettings, place: Placement) -> Iterator[str]:  # noqa: ARG002
-        """Yields the settings that it does not support, each with its cure."""
-        yield from ()
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
         """Lists its settings for the model card, without clipping."""
@@ -146,15 +127,13 @@ def _settings_of_all() -> dict[str, type[OptimizerSettings]]:
     return {name: kind.settings for name, kind in optimizers().items()}
 
 
-def find_faults(settings: OptimizerSettings, place: Placement) -> Iterator[str]:
-    """Yields the settings that their optimizer does not support, and those of other optimizers."""
-    yield from foreign_values("optimizer", settings, OptimizerSettings, _settings_of_all())
-    yield from find_optimizer(settings).faults(settings, place)
+def find_faults(settings: OptimizerSettings) -> Iterator[str]:
+    """Yields the settings of other optimizers."""
+    return foreign_values("optimizer", settings, OptimizerSettings, _settings_of_all())
 
 
 def describe_settings(settings: OptimizerSettings) -> str:
     """Describes the algorithm with its settings, for the model card."""
     kind = find_optimizer(settings)
-    clip = kind.limit(settings)
-    facts = [*kind.facts(settings), *([f"gradients clipped to a norm of {clip:g}"] if clip else [])]
+    facts = [*kind.facts(settings), *([f"gradients clipped to a norm of {settings.clip:g}"] if settings.clip else [])]
     return f"{kind.title}; {'; '.join(facts)}"

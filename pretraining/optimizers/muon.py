@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from data_prep.common.sections import Fraction
+from data_prep.common.sections import Removed
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Jordan's coefficients: repeated, a x + b x³ + c x⁵ brings singular values near 1 fastest, to between 0.7 and 1.2."""
 ROUNDS = 5
+MOMENTUM = 0.95
+"""How slowly the momentum of matrices forgets, as Jordan et al. and Liu et al. have it."""
 USUAL = 0.2
 """The usual root mean square of an update of Adam."""
 
 
 class MuonSettings(OptimizerSettings):
-    """Settings that Muon alone has."""
+    """Muon has no settings of its own."""
 
-    momentum: Fraction = 0.95
-    """Muon: how slowly the momentum of the matrices of layers forgets."""
+    removed: ClassVar = {"momentum": Removed(MOMENTUM, "Jordan's value serves models of all sizes")}
 
 
 class MuonDeclaration(Optimizer):
@@ -40,8 +41,7 @@ class MuonDeclaration(Optimizer):
     whole_matrices = True
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        matrices = f"matrices of layers by momentum {cast_settings(settings).momentum:g}, all else by Adam"
-        return [matrices, *super().facts(settings)]
+        return [f"matrices of layers by momentum {MOMENTUM:g}, all else by Adam", *super().facts(settings)]
 
     def update(
         self,
@@ -53,20 +53,13 @@ class MuonDeclaration(Optimizer):
         settings: OptimizerSettings,
     ) -> Tensor:
         if role.kind == "matrix":
-            beta = cast_settings(settings).momentum
-            momentum = state["exp_avg"].lerp_(gradient, 1 - beta)
-            ahead = gradient.lerp(momentum, beta)  # Nesterov's
+            momentum = state["exp_avg"].lerp_(gradient, 1 - MOMENTUM)
+            ahead = gradient.lerp(momentum, MOMENTUM)  # Nesterov's
             return orthogonalize(ahead).float().mul_(USUAL * math.sqrt(max(weight.shape)))
         average = state["exp_avg"].lerp_(gradient, 1 - settings.betas[0])
         square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - settings.betas[1])
         first, second = ((1 - beta**step) if settings.bias_correction else 1.0 for beta in settings.betas)
         return (average / first).div_((square / second).sqrt_().add_(settings.epsilon))
-
-
-def cast_settings(settings: OptimizerSettings) -> MuonSettings:
-    """Casts a recipe's settings, which have those of all optimizers."""
-    assert isinstance(settings, MuonSettings)
-    return settings
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from pretraining.config.settings import Dtype, Phase, Recipe
 from pretraining.mesh.cuts import find_crossing
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, NodeNetwork
 from pretraining.planning.memory import Room
-from pretraining.planning.plan import Plan, Target, name_numbers, plan_phase
+from pretraining.planning.plan import Plan, Target, plan_phase
 
 PER_NODE = 8
 """GPUs of a node by default."""
@@ -45,7 +45,7 @@ class Gpu:
     network: str
     """network between the maker's own nodes of 8, taken by default"""
     bf16: bool = True
-    """whether it has bf16 and TF32; otherwise fp16 is taken"""
+    """whether it has bf16; otherwise fp16 is taken"""
 
 
 _KNOWN = read_toml(Path(__file__).with_suffix(".toml").read_text())
@@ -87,13 +87,9 @@ def find_network(name: str) -> NodeNetwork:
     return NodeNetwork(name.lower(), int(match[2] or 1) * port["bandwidth"], port["latency"])
 
 
-def make_cluster(
-    gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: NodeNetwork, tf32: bool = False
-) -> Cluster:
+def make_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: NodeNetwork) -> Cluster:
     """Makes a cluster of nodes with these GPUs, at the speed that encoders reach."""
-    products = gpu.products
-    if dtype == "fp32":
-        products = gpu.products / 2 if tf32 else gpu.products_fp32
+    products = gpu.products_fp32 if dtype == "fp32" else gpu.products
     return Cluster(REACH * products, OF_DATASHEET * gpu.bandwidth, nodes, per_node, gpu.link, network)
 
 
@@ -106,20 +102,20 @@ def make_target(
     gpu = find_gpu(gpu_name)
     dtype = choose_dtype_on(gpu, gpu_name, recipe)
     network = find_network(network_name or gpu.network)
-    cluster = make_cluster(gpu, dtype, nodes, per_node, network, recipe.precision.tf32)
+    cluster = make_cluster(gpu, dtype, nodes, per_node, network)
     joined = f", joined by {network.name}" if nodes > 1 else ""
     where = (
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {gpu.memory / 1e9:.0f} GB{joined}; "
-        f"{name_numbers(recipe, dtype)}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
+        f"{dtype}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
     return Target(recipe, manifest, dtype, Room(gpu.memory), nodes * per_node // recipe.parallel.tensor, cluster, where)
 
 
-def split_ranks(ranks: int, per_node: int | None) -> tuple[int, int]:
+def split_ranks(ranks: int) -> tuple[int, int]:
     """Divides ranks among nodes; returns the number of nodes and the ranks of each."""
-    each = min(ranks, PER_NODE) if per_node is None else per_node
-    if each < 1 or ranks % each:
-        raise UserError(f"--gpus-per-node {each}: {ranks} ranks do not divide into nodes of {each}; give what does")
+    each = min(ranks, PER_NODE)
+    if ranks % each:
+        raise UserError(f"--ranks {ranks}: do not divide into nodes of {each}; benchmarks/planner.py plans for others")
     return ranks // each, each
 
 
@@ -130,8 +126,6 @@ def choose_dtype_on(gpu: Gpu, name: str, recipe: Recipe) -> Dtype:
         return "bf16" if gpu.bf16 else "fp16"
     if wanted == "bf16" and not gpu.bf16:
         raise UserError(f'precision.dtype = "bf16": {name} has none; take "fp16" or "auto"')
-    if recipe.precision.tf32 and not gpu.bf16:
-        raise UserError(f"precision.tf32 = true: {name} has none; take false")
     return wanted
 
 

@@ -240,8 +240,6 @@ class Heaviest:
     """predictions of a sequence"""
     recompute: bool
     """whether activations are computed again (`compute.checkpoint_activations`)"""
-    by_kernels: bool = True
-    """whether our kernels may compute (`compute.kernels`)"""
     tensor: int = 1
     """ranks that share the model (`parallel.tensor`)"""
 
@@ -257,7 +255,7 @@ class Heaviest:
     def plan(self, sequences: int, on_cpu: bool) -> Activations:
         """Estimates the bytes of the activations of a micro-batch."""
         inputs = (self.shape, self.dtype, sequences, self.length, not on_cpu, self.predictions)
-        return plan_activations(*inputs, by_kernels=self.by_kernels, tensor=self.tensor)
+        return plan_activations(*inputs, tensor=self.tensor)
 
     def activations(self, sequences: int, on_cpu: bool) -> float:
         """Estimates the bytes that the activations of a micro-batch take under the recipe."""

@@ -26,11 +26,6 @@ USEFUL_SHARE = 0.5
 """Share of the measured FLOP/s that a run reaches, if nothing better is known."""
 
 
-def name_numbers(recipe: Recipe, dtype: Dtype) -> str:
-    """Names the precision of a recipe that computes in `dtype`."""
-    return "fp32 with products in TF32" if recipe.precision.tf32 else dtype
-
-
 @dataclass(frozen=True)
 class Target:
     """A run to plan, and the ranks that train it."""
@@ -93,8 +88,8 @@ class Target:
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
         most = most_predictions(objective, phase.length, self.manifest)
-        settings = (compute.checkpoint_activations, compute.kernels == "auto", self.tensor)
-        return memory.Heaviest(self.shape_in(phase), self.dtype, phase.length, most, *settings)
+        settings = (self.dtype, phase.length, most, compute.checkpoint_activations, self.tensor)
+        return memory.Heaviest(self.shape_in(phase), *settings)
 
     def bytes_needed(self, phase: Phase, micro_batch: int) -> float:
         """Estimates the bytes of a rank with a micro-batch of full sequences."""

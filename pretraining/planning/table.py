@@ -12,7 +12,7 @@ from rich.text import Text
 from data_prep.common.progress import duration
 from pretraining.config.schedule import PhaseSchedule
 from pretraining.objectives.declaration import num_parameters
-from pretraining.planning.plan import PhasePlan, Plan, Target, name_numbers, sum_known
+from pretraining.planning.plan import PhasePlan, Plan, Target, sum_known
 
 UNKNOWN = "?"
 PARTS = ("compute", "sums", "stragglers", "joining", "optimizer", "data")
@@ -61,7 +61,7 @@ def _describe_model(target: Target) -> str:
     shared = f", {tensor} to a model" if tensor > 1 else ""
     return (
         f"{num_parameters(shape) / 1e6:,.1f}M parameters: {shape.layers} layers of {shape.hidden}, "
-        f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {name_numbers(target.recipe, target.dtype)} on {ranks} "
+        f"{shape.heads} heads, vocabulary {shape.vocabulary:,}; {target.dtype} on {ranks} "
         f"rank{'s' * (ranks > 1)}{shared}, ZeRO {target.zero}, {target.recipe.optimizer.name}"
     )
 

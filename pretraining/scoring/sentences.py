@@ -35,6 +35,8 @@ from pretraining.objectives.declaration import find_objective
 
 PIECES, PIECES_OF_GPU = 1 << 11, 1 << 16
 """Approximate pieces of a batch: larger ones exceed the cache of a CPU, smaller ones leave a GPU idle."""
+BEST, MOST = 5, 40
+"""Pieces that are listed for a [MASK], and those that continue a text at most."""
 MARKS = 2
 """Number of marks around a sentence: [CLS] and [SEP]."""
 
@@ -191,8 +193,8 @@ class Filling(NamedTuple):
 
 
 @torch.inference_mode()
-def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -> list[list[Filling]]:
-    """Returns the `best` likeliest pieces for every [MASK] of a text, the likeliest first."""
+def fill_masks(model: StoredModel, text: str, device: torch.device) -> list[list[Filling]]:
+    """Returns the likeliest pieces for every [MASK] of a text, the likeliest first."""
     parts, mask = model.vocabulary.split_at_masks(text), model.vocabulary.special_pieces.mask
     if len(parts) < 2:
         raise UserError(f"--fill {text!r}: has no {mask}, which stands for what the model is to say")
@@ -210,7 +212,7 @@ def fill_masks(model: StoredModel, text: str, best: int, device: torch.device) -
     batch = pack(sentence.rows(), sentence.pieces, chosen, sentence.pieces[masks]).to(device)
     states = network.float().to(device).encode(batch, batch.chosen)
     logits = network.head(PIECE_HEAD).logits(states, network.embeddings.word.weight)[:, : len(model.vocabulary)]
-    found = logits.softmax(1).topk(min(best, logits.shape[1]))
+    found = logits.softmax(1).topk(min(BEST, logits.shape[1]))
     pieces = model.vocabulary.spellings
     rows = zip(found.indices.tolist(), found.values.tolist(), strict=True)
     return [[Filling(pieces[piece], share) for piece, share in zip(*row, strict=True)] for row in rows]
@@ -227,13 +229,9 @@ def insert_masks(parts: Sequence[str], model: StoredModel) -> tuple[Sentences, A
 
 
 @torch.inference_mode()
-def continue_text(model: StoredModel, text: str, most: int, temperature: float, seed: int, device: torch.device) -> str:
-    """Returns a text, as the model reads it, with up to `most` pieces that follow it: fewer where a sequence
-    ends, or the length that the model was trained on.
-
-    Each costs a pass over all pieces so far. At a temperature of 0 it is the likeliest; otherwise it is drawn from the
-    probabilities at that temperature.
-    """
+def continue_text(model: StoredModel, text: str, device: torch.device) -> str:
+    """Returns a text, as the model reads it, with the likeliest pieces that follow it: up to `MOST`, fewer where a
+    sequence ends, or the length that the model was trained on. Each costs a pass over all pieces so far."""
     network = model.build_pretrained(predicts=True).float().to(device)
     if network.shape.learns.sees != "before":
         raise UserError(
@@ -245,17 +243,16 @@ def continue_text(model: StoredModel, text: str, most: int, temperature: float, 
     if len(pieces) >= longest:
         trained = f"{model.name} was trained on {longest}"
         raise UserError(f"--continue: the text has {len(pieces)} pieces, and {trained}: none is left to continue in")
-    random, special = torch.Generator(device).manual_seed(seed), vocabulary.special
+    special = vocabulary.special
     never = [*{special.pad, special.cls, special.mask} - {special.sep}]
-    for _ in range(min(most, longest - len(pieces))):
+    for _ in range(min(MOST, longest - len(pieces))):
         place = np.array([len(pieces) - 1])
         batch = pack(Sentences(pieces, np.array([len(pieces)])).rows(), pieces, place, place).to(device)
         states = network.encode(batch, batch.chosen)
         logits = network.head(PIECE_HEAD).logits(states, network.embeddings.word.weight)[0, : len(vocabulary)]
         logits[never] = -torch.inf
-        likely = (logits.double() - logits.max()).div(temperature or 1.0).softmax(0)
-        drawn = torch.multinomial(likely, 1, generator=random) if temperature else logits.argmax(0, True)
-        if int(drawn) == special.sep:
+        likeliest = int(logits.argmax())
+        if likeliest == special.sep:
             break
-        pieces = np.append(pieces, int(drawn))
+        pieces = np.append(pieces, likeliest)
     return vocabulary.spell(pieces[1:].tolist())

@@ -51,13 +51,12 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     place, source = (f"--out {request.out}", request.out) if branch is None else (f"--branch {branch}", branch.place)
     begun = None if branch is None else run.state.phase + (run.state.phase_step > 0)
     if run.is_trained and branch is None:
-        then, now = run.data.fingerprint, request.manifest.fingerprint
-        changes = select_different([("the fingerprint of the data", then[:12], now[:12])])
+        changes = select_different([_compare_data(run, request)])
         if changes := [*changes, *list_training_changes(before, recipe)]:
             cure = _find_cure(latest, request, changes)
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
-    require_data(run, request, source)
+    require_data(run, request, source, branch)
     latest_phase = run.state.phase - (run.state.phase_step == 0)
     wanted = request.shape_in(latest_phase)
     settings: list[Change] = [
@@ -101,20 +100,24 @@ def _name_changes(changes: Iterable[Change], request: Request) -> Iterator[Chang
         yield names.get(name, name if name.startswith(OF_OBJECTIVE) else f"model.{name}"), then, now
 
 
-def require_data(run: RunRecord, request: Request, source: Path) -> None:
+def require_data(run: RunRecord, request: Request, source: Path, branch: Branch | None) -> None:
     """Raises UserError for another vocabulary than that of the run in the folder `source`, and for other text unless
-    the recipe allows it."""
+    this is a branch of it."""
     if not has_vocabulary(run, request):
         raise UserError(
             f"--data {request.data}: has another vocabulary than {source} was trained with; make it with "
             f"shard.py --vocab {quote(source)}, or name a new folder"
         )
-    before, here = run.data.fingerprint, request.manifest.fingerprint
-    if before != here and not request.recipe.data.allow_other:
+    _, before, here = _compare_data(run, request)
+    if before != here and branch is None:
         raise UserError(
-            f"--data {request.data}: {source} was trained on other data (fingerprint {before[:12]}, here "
-            f"{here[:12]}); give that folder, or allow it: --data.allow_other true"
+            f"--data {request.data}: {source} was trained on other data (fingerprint {before}, here "
+            f"{here}); give that folder, or go on with these in a branch: --branch {quote(source)} --out NEW"
         )
+
+
+def _compare_data(run: RunRecord, request: Request) -> Change:
+    return "the fingerprint of the data", run.data.fingerprint[:12], request.manifest.fingerprint[:12]
 
 
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
@@ -178,7 +181,7 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
     if then.ranks == now.ranks and then.threads and now.threads:  # both on CPUs
         listed |= {"threads of a rank": "threads", "kernels": "kernels"}
     ranks: list[Change] = [(name, getattr(then, field), getattr(now, field)) for name, field in listed.items()]
-    changes = select_different(ranks)
+    changes = select_different([*ranks, _compare_data(run, request)])
     others = find_other_phases(run.recipe, request.recipe)
     changes += [
         change

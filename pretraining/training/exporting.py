@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-import tyro
 from torch import Tensor
 
 from data_prep.common.errors import UserError
@@ -25,6 +24,7 @@ from pretraining.checkpoint.models import cut_rows
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER, find_checkpoint
 from pretraining.checkpoint.state import RunRecord, Saved
+from pretraining.flags import Export
 from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
 from pretraining.huggingface.verify import compute_probe, verify_export
@@ -32,28 +32,6 @@ from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import choose_way, configure_objective, find_objective
 from pretraining.optimizers.declaration import describe_settings
-
-
-@dataclass(frozen=True)
-class Export:
-    """Makes a folder that transformers loads from a run, and checks that it computes the same."""
-
-    run: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run, or of transformers."""
-    out: Path
-    """Folder to write; an earlier export of the same model in it is renewed."""
-    checkpoint: str | None = None
-    """Name of the checkpoint (default: the last)."""
-    average: int | None = None
-    """Average the weights of this many last checkpoints."""
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type of the numbers that are written."""
-    licence: str | None = None
-    """Licence of the model, for its card, as the hub spells it: apache-2.0 (default: that of the recipe)."""
-    replace: bool = False
-    """Replace an export of another model."""
-    sees: Literal["both", "before"] | None = None
-    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +73,12 @@ class Exportable:
     """how the weights were trained, if known"""
 
 
-def export(wanted: Export) -> Exported:
-    """Reads a model, converts it, writes it as a folder of transformers and compares what is read back from there; one
-    process does it."""
+def export(wanted: Export, average: int | None = None) -> Exported:
+    """Reads a model, or the average of this many last checkpoints of a run, converts it, writes it as a folder of
+    transformers and compares what is read back from there; one process does it."""
     out, own = wanted.out.resolve(), [(wanted.run / name).resolve() for name in (EXPORT, AVERAGED)]
     with nullcontext() if out in own else making([wanted.out], "export.py", [wanted.run], wanted.replace):
-        model, dtype = read_source(wanted.run, wanted.checkpoint, wanted.average), getattr(torch, wanted.dtype)
+        model, dtype = read_source(wanted.run, average), getattr(torch, wanted.dtype)
         special = read_vocabulary(model.vocabulary).special
         shape = choose_way(model.shape, wanted.sees, str(wanted.run))
         shape = find_architecture(shape.architecture).fit_vocabulary(shape, special)
@@ -118,17 +96,11 @@ def export(wanted: Export) -> Exported:
     return Exported(wanted.out, count_parameters(list_weights(shape)), differences, model.left_out, remark)
 
 
-def read_source(source: Path, checkpoint: str | None, average: int | None) -> Exportable:
+def read_source(source: Path, average: int | None) -> Exportable:
     """Reads a model from a run or from a folder of transformers."""
     if not os.path.isdir(source):
         raise UserError(f"{source}: {absence(source, 'folder')}")
-    if not (source / folders.CONFIG).exists():
-        if checkpoint is not None and average is not None:
-            raise UserError("--checkpoint and --average: give one of them; an average is that of the last checkpoints")
-        return _read_run(source, checkpoint, average)
-    if checkpoint is not None or average is not None:
-        raise UserError(f"--checkpoint, --average: {source} is a folder of transformers, which has no checkpoints")
-    return _read_transformers(source)
+    return _read_transformers(source) if (source / folders.CONFIG).exists() else _read_run(source, average)
 
 
 def _read_transformers(source: Path) -> Exportable:
@@ -174,11 +146,11 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
     return toml_text({**top, "objective": objective, "model": dropout, "phases": begun})
 
 
-def _read_run(source: Path, checkpoint: str | None, average: int | None) -> Exportable:
+def _read_run(source: Path, average: int | None) -> Exportable:
     """Reads a checkpoint of a run, or the average of its last ones."""
     steps: tuple[int, ...] = ()
     if average is None:
-        saved, weights = load_checkpoint(source, checkpoint)
+        saved, weights = load_checkpoint(source)
         scores = saved.run.scores
     else:
         saved = Saved.read(find_checkpoint(source))

@@ -10,13 +10,14 @@ from rich.markup import escape
 from data_prep.common.errors import UserError, quote
 from pretraining.checkpoint.average import Average, find_average
 from pretraining.checkpoint.record import AVERAGED, EXPORT
+from pretraining.flags import Export
 from pretraining.huggingface.folders import CONFIG
 from pretraining.huggingface.weights import is_theirs
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.processes.context import Context
 from pretraining.reporting.figures import TRIAL, draw_losses
-from pretraining.training.exporting import Export, export
+from pretraining.training.exporting import export
 from pretraining.training.request import Request
 
 
@@ -44,7 +45,7 @@ def finish_run(request: Request, context: Context, trained_now: bool) -> None:
 def export_weights(request: Request, context: Context, folder: Path, average: int | None = None) -> None:
     """Exports the last weights of a run, or the average of its last checkpoints, and prints what was exported."""
     with context.console.status(escape(f"exporting to {folder}, and reading it back")):
-        exported = export(Export(request.out, folder, average=average))
+        exported = export(Export(request.out, folder), average)
     context.console.print(str(exported), markup=False, soft_wrap=True)
 
 

@@ -111,7 +111,8 @@ class MicroBatches:
             "batch": phase.batch,
             "length": phase.length,
             "predictions": self._target.heaviest(phase).predictions,
-            **{section: recipe[section] for section in ("parallel", "compute", "deepspeed")},
+            **{section: recipe[section] for section in ("parallel", "deepspeed")},
+            "compute": {"kernels": "auto", **recipe["compute"]},  # a setting until 1.1, and so in older checkpoints
         }
 
     def _describe_device(self) -> str:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from conftest import ROOT, write_wiki
@@ -18,7 +19,7 @@ from support.training import RECIPE
 
 from cluster.submit import FOR_PLANS, main, run_program
 from data_prep.common.errors import UserError
-from pretraining.train import PlanOptions
+from pretraining.flags import OF_PLAN, Train
 
 SBATCH = """\
 echo "$SBATCH_ACCOUNT|$*" >> "$0.calls"
@@ -180,7 +181,8 @@ def test_a_site_that_ends_the_shell_is_told_with_the_line(folder: Path, submit: 
 
 
 def test_options_for_plans_alone_are_those_of_train() -> None:
-    assert tuple(PlanOptions.__dataclass_fields__) == FOR_PLANS
+    hints = get_type_hints(Train, include_extras=True)
+    assert tuple(name for name, hint in hints.items() if OF_PLAN in getattr(hint, "__metadata__", ())) == FOR_PLANS
 
 
 def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: Submit) -> None:

@@ -32,7 +32,7 @@ WAYS = {
     "ZeRO 3": ("--parallel.zero", "3", *CUT),
     "bf16": ("--precision.dtype", "bf16"),
     "computed again": ("--compute.checkpoint_activations", "true"),
-    "LAMB": ("--optimizer.name", "lamb", "--optimizer.trust_all", "true"),
+    "LAMB": ("--optimizer.name", "lamb"),
     "Muon": ("--optimizer.name", "muon"),
     "masks drawn anew": ("--objective.masks", "dynamic", "--objective.rate", "0.4", "--objective.last_rate", "0.1"),
 }

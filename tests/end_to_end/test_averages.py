@@ -12,10 +12,9 @@ from support.damage import flip
 from support.training import CUT, SAVES, Place, assert_refused, assert_same, records, stopped_at, train
 
 from pretraining import evaluate
-from pretraining import export as exporting
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.reading import load_checkpoint
-from pretraining.checkpoint.record import AVERAGE, AVERAGED, EXPORT, FOLDER, RECORD, list_finished
+from pretraining.checkpoint.record import AVERAGE, AVERAGED, EXPORT, FOLDER, RECORD
 from pretraining.huggingface.folders import read_folder
 
 AVERAGES = [*SAVES, "--checkpoints.average", "3"]
@@ -36,7 +35,7 @@ def test_an_average_is_the_mean_and_is_compared_with_the_last(
     place: Place, straight: Path, averaged: Path, tmp_path: Path
 ) -> None:
     assert_same(averaged, straight)
-    sources = [load_checkpoint(averaged, f"step-{step:08}")[1] for step in (6, 7, 8)]
+    sources = [load_checkpoint(averaged / FOLDER / f"step-{step:08}")[1] for step in (6, 7, 8)]
     for name, weight in read_folder(averaged / AVERAGED)[1].items():
         mean = torch.stack([source[name].double() for source in sources]).mean(0)
         assert torch.allclose(weight.double(), mean, rtol=1e-6, atol=1e-8), name
@@ -48,9 +47,6 @@ def test_an_average_is_the_mean_and_is_compared_with_the_last(
     assert found["loss"] == pytest.approx(figures["masked_loss"] + figures["next_loss"], rel=1e-5)
     assert "the mean of those after steps 6, 7, 8" in (averaged / AVERAGED / "README.md").read_text()
     assert StoredModel.open(str(averaged / AVERAGED)).summary().name == "averaged-averaged"
-    run_main(exporting.main, averaged, "--out", tmp_path / "again", "--average", "3")
-    again = (tmp_path / "again" / "model.safetensors").read_bytes()
-    assert again == (averaged / AVERAGED / "model.safetensors").read_bytes()
 
 
 def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, averaged: Path, tmp_path: Path) -> None:
@@ -62,24 +58,16 @@ def test_a_finished_run_that_has_lost_its_average_makes_it_again(place: Place, a
     assert "was not compared with the last one" in output
     assert (run / AVERAGED / "model.safetensors").read_bytes() == before
     flip(run / FOLDER / "step-00000006" / RECORD)  # which the last two do not need, and three do
-    run_main(exporting.main, run, "--out", tmp_path / "two", "--average", "2")
-    assert (tmp_path / "two" / "model.safetensors").read_bytes() != before
+    place.train(run, *SAVES, "--checkpoints.average", "2", ranks=1)
+    assert (run / AVERAGED / "model.safetensors").read_bytes() != before
     shutil.rmtree(run / EXPORT)
     (said,) = train(place.command(run, *AVERAGES), ranks=1)
     assert (said.code, (run / EXPORT / "config.json").exists()) == (0, True)
     assert "there is no average of the last checkpoints" in said.errors + said.output
 
 
-def test_what_has_no_average_is_refused(place: Place, averaged: Path, tmp_path: Path) -> None:
+def test_what_has_no_average_is_refused(place: Place) -> None:
     assert_refused(place.command("few", "--checkpoints.keep", "2", "--checkpoints.average", "3"), "keep 3")
-    for source, words, reason in (
-        (averaged, "--average 9", "has 8 checkpoints with the same weights"),
-        (averaged, "--average 1", "take 2 or more"),
-        (averaged, "--average 2 --checkpoint step-00000008", "give one of them"),
-        (averaged / AVERAGED, "--average 2", "folder of transformers"),
-        (list_finished(averaged)[0], "--checkpoint step-9", "is the checkpoint of step 1 itself"),
-    ):
-        assert reason in run_main(exporting.main, source, "--out", tmp_path / "out", *words.split(), code=2)
 
 
 @pytest.mark.slow
@@ -88,6 +76,3 @@ def test_weights_are_averaged_that_no_rank_has_whole(place: Place, other_data: P
     words = [*SAVES, *CUT, "--parallel.zero", "3", "--checkpoints.average", "9", "--data", str(other_data)]
     output = place.train("run", *words, "--phases.0.objective", "ltr")
     assert "of 3 checkpoints, of steps 6, 7, 8, was not compared with the last one" in output
-    words = ["--out", str(place.folder / "out"), "--average", "4"]
-    said = run_main(exporting.main, place.folder / "run", *words, code=2)
-    assert "has 3 checkpoints with the same weights" in said

@@ -204,7 +204,10 @@ def test_a_run_is_a_base_without_its_moments(adapting: Place, straight: Path) ->
     adapting.train("second", *STILL, "--init", checkpoint, ranks=1)
     card = (adapting.folder / "second" / "export" / "README.md").read_text()
     assert "began with the weights of first." in card
-    before, after = load_checkpoint(straight, "step-00000001")[1], load_checkpoint(adapting.folder / "second")[1]
+    before, after = (
+        load_checkpoint(straight / "checkpoints/step-00000001")[1],
+        load_checkpoint(adapting.folder / "second")[1],
+    )
     assert all(torch.equal(before[name], weight) for name, weight in after.items())
     damaged = checkpoint / "weight-00001-of-00002.safetensors"
     damaged.write_bytes(damaged.read_bytes()[:-1])

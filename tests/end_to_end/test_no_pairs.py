@@ -97,6 +97,6 @@ def test_heads_that_the_data_cannot_train_are_left_out_and_said(unpaired: Place,
 
 def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 6)
-    given = dataclasses.replace(unpaired, folder=place.folder).command("run", "--data.allow_other", "true")
-    errors = assert_refused(given, "  the head for next sentences was True, now False\nto start a new run ")
-    assert errors.endswith(f": --init {run} --out NEW\n")
+    given = dataclasses.replace(unpaired, folder=place.folder).command("new", "--branch", run)
+    errors = assert_refused(given, "  the head for next sentences was True, now False\n")
+    assert errors.endswith("give what was, or name a new folder\n")

@@ -107,7 +107,7 @@ def test_ranks_and_stages_and_branches_may_change_where_the_objective_does(place
     assert all(torch.equal(value, state(straight)[name]) for name, value in state(place.folder / "branch").items())
     for step, name, causal in ((5, "BertLMHeadModel", True), (8, "BertForPreTraining", False)):
         out = place.folder / f"step {step}"
-        assert exporting.main([str(straight), "--checkpoint", f"step-{step:08}", "--out", str(out)]) == 0
+        assert exporting.main([str(straight / "checkpoints" / f"step-{step:08}"), "--out", str(out)]) == 0
         config = AutoConfig.from_pretrained(out)
         assert (config.architectures, config.is_decoder) == ([name], causal)
         assert 'objective = "ltr"' in (out / "README.md").read_text()

@@ -127,7 +127,7 @@ MORE = {
     "--phases.0.learning_rate 1e-4": "phases.0.learning_rate was 0.002, now 0.0001",
     "--seed 2": f"seed was {SEED}, now 2",
     "--recipe {longer}": "phases.2.steps was not set, now 3",
-    "--data {other} --data.allow-other true": "the fingerprint of the data was ",
+    "--data {other}": "the fingerprint of the data was ",
     "--phases.1.steps 9": "phases.1.steps was 3, now 9",
 }
 
@@ -201,26 +201,26 @@ def test_between_phases_more_may_change(place: Place, straight: Path) -> None:
 
 
 @pytest.mark.slow
-def test_another_vocabulary_is_refused_also_where_other_data_is_allowed(place: Place, straight: Path) -> None:
+def test_another_vocabulary_is_refused_also_in_a_branch(place: Place, straight: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 5)
     swapped(read_vocabulary(place.data), 100, 200).write(place.folder / "vocabulary")
     data, wiki = place.folder / "data", write_wiki(place.folder / "wiki", documents=60)
     shard(wiki, data, "--vocab", str(place.folder / "vocabulary" / "vocab.txt"))
-    words = [run, *SAVES, "--data.allow-other", "true"]
-    changed = dataclasses.replace(place, data=data).command(*words)
+    changed = dataclasses.replace(place, data=data).command("new", "--branch", run)
     errors = assert_refused(changed, f"--data {data}: has another vocabulary than {run} was trained with; ")
     assert f"make it with shard.py --vocab {run}, " in errors
     assert read_vocabulary(run) == read_vocabulary(place.data), "it is left as it was"
     shard(wiki, place.folder / "cured", "--vocab", str(run))
     cured = dataclasses.replace(place, data=place.folder / "cured")
-    assert "continues after step 5" in cured.train(*words, ranks=1)
+    assert "branch of run after step 5" in cured.train("new", "--branch", run, ranks=1)
 
 
-def test_other_data_is_refused_unless_it_is_allowed(place: Place, straight: Path, other_data: Path) -> None:
+def test_other_data_is_for_a_branch(place: Place, straight: Path, other_data: Path) -> None:
     run = stopped_at(straight, place.folder / "run", 5)
     changed = dataclasses.replace(place, data=other_data)
-    errors = assert_refused(changed.command(run), "allow it: --data.allow_other true")
+    errors = assert_refused(changed.command(run), f"go on with these in a branch: --branch {run} --out NEW")
     assert errors.startswith(f"error: --data {other_data}: {run} was trained on other data (fingerprint ")
-    output = changed.train(run, "--data.allow-other", "true", ranks=1)
+    output = changed.train("new", "--branch", run, ranks=1)
+    assert "the fingerprint of the data " in output
     assert "no examples of length 64 are held out: no validation" in output
-    assert [record["step"] for record in records(run)] == list(range(1, 9))
+    assert [record["step"] for record in records(place.folder / "new")] == list(range(1, 9))

@@ -1,5 +1,6 @@
 """The same curve however the work is shared; and what the exported model is worth."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,16 +8,18 @@ import transformers
 from support.marks import slow
 from support.training import CUT, Place, assert_same_curve, distance, records, their_losses
 
-from pretraining.training.exporting import Export, export
+from pretraining.flags import Export
+from pretraining.model import cpu_kernels
+from pretraining.training.exporting import export
 
 BF16 = ["--precision.dtype", "bf16"]
 NO_DROPOUT = ["--model.dropout", "0", "--model.attention-dropout", "0"]
-
-
+PLAIN = "1 plain operations"
+"""Without our kernels."""
 WAYS = {
     "1 straight": ["--parallel.zero", "0"],
     "1 without dropout": ["--parallel.zero", "0", *NO_DROPOUT],
-    "1 plain operations": ["--parallel.zero", "1", "--compute.kernels", "torch", *NO_DROPOUT],
+    PLAIN: ["--parallel.zero", "1", *NO_DROPOUT],
     "1 all at once": ["--parallel.zero", "1", "--phases.0.micro-batch", "24", "--phases.1.micro-batch", "12"],
     "1 checkpointed": ["--parallel.zero", "1", "--compute.checkpoint-activations", "true"],
     "1 bf16": ["--parallel.zero", "1", *BF16],
@@ -29,7 +32,7 @@ WAYS = {
     "3 ZeRO 3": ["--parallel.zero", "3", "--phases.0.micro-batch", "8", "--phases.1.micro-batch", "2", *CUT],
 }
 """Ranks, and how they share the work."""
-DAILY = ("1 plain operations", "3 ZeRO 3")
+DAILY = (PLAIN, "3 ZeRO 3")
 CASES = [way if way in DAILY else slow(way) for way in WAYS if way not in ("1 straight", "1 without dropout")]
 
 
@@ -44,7 +47,8 @@ class Runs:
         """The folder of a run, by its ranks and its way."""
         folder = self._place.folder / name
         if not folder.exists():
-            self._place.train(name, *WAYS[name], ranks=int(name[0]))
+            fault = partial(cpu_kernels.allow, False) if name == PLAIN else None
+            self._place.train(name, *WAYS[name], ranks=int(name[0]), fault=fault)
             if name == "1 two parts":
                 self._place.train(name, "--parallel.zero", "1", ranks=1)
         return folder

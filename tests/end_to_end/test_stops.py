@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.processes.ending import Code
 
-LAMB = ["--optimizer.name", "lamb", "--optimizer.trust_all", "true"]
+LAMB = ["--optimizer.name", "lamb"]
 EVERY = ["--logging.every", "2", "--evaluation.every", "3", "--checkpoints.keep", "9"]
 """stops fall between the lines of the log"""
 STOPS = (3, 5, 7)

@@ -23,7 +23,7 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.optimizers.muon import COEFFICIENTS, ROUNDS, USUAL
+from pretraining.optimizers.muon import COEFFICIENTS, MOMENTUM, ROUNDS, USUAL
 from pretraining.optimizers.steps.lamb import Lamb
 
 SHAPE = Shape(layers=1, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
@@ -106,12 +106,15 @@ def make_engine(
     **more: Any,
 ) -> Engine:
     """An engine that trains `Pulled`, or another model; `more` is DeepSpeed's zero_optimization."""
-    scale = {"loss_scale_power": 8, "loss_scale_window": 4}  # fp16: it grows within the steps
+    scale = {"initial_scale_power": 8, "loss_scale_window": 4}  # it grows within the steps
     settings = EngineSettings(
         optimizer=Optimizer.model_validate({"name": "lamb", **chosen}),
-        precision=Precision.model_validate({"dtype": dtype, **scale}),
+        precision=Precision.model_validate({"dtype": dtype}),
         parallel=Parallel.model_validate({"zero": zero, "offload": offload}),
-        deepspeed={"zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more}},
+        deepspeed={
+            "zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more},
+            **({"fp16": scale} if dtype == "fp16" else {}),
+        },
     )
     return Engine(model or Pulled(), settings, torch.device(device), late)
 
@@ -173,7 +176,7 @@ def reference(
         for name, gradient in gradients(step - 1, ranks, settings).items():
             role, own, weight = roles[name.partition("[")[0]], done + step - late.get(name, 0.0), weights[name]
             by_muon = settings.name == "muon" and role.kind == "matrix"
-            betas = (settings.momentum if by_muon else settings.betas[0], settings.betas[1])
+            betas = (MOMENTUM if by_muon else settings.betas[0], settings.betas[1])
             means[name] = betas[0] * means[name] + (1 - betas[0]) * gradient
             powers[name] = betas[1] * powers[name] + (1 - betas[1]) * gradient**2
             first, second = ((1 - beta**own) if settings.bias_correction else 1.0 for beta in betas)
@@ -183,24 +186,21 @@ def reference(
                 update = orthogonalize_plainly(ahead) * USUAL * max(ahead.shape) ** 0.5
             update = update + (settings.weight_decay if role.decays else 0.0) * weight
             ratio = 1.0
-            if settings.name == "lamb" and (role.decays or settings.trust_all):
-                low, high = settings.trust_limits or (0.0, float("inf"))
-                ratios[name] = ratio = min(max(float(weight.norm() / update.norm()), low), high)
+            if settings.name == "lamb" and role.decays:
+                ratios[name] = ratio = float(weight.norm() / update.norm())
             weights[name] = weight - learning_rate * ratio * update
     return weights, ratios
 
 
 def gradients(step: int, ranks: int, settings: Any) -> dict[str, Tensor]:
-    """The mean of all forces, clipped or normalised."""
+    """The mean of all forces, clipped."""
     found = {}
     for name, weight in first_weights().items():
         forces = [force(name, weight.numel(), step, part).double() for part in range(MICRO * ranks)]
         found[name] = torch.stack(forces).mean(0).view(weight.shape)
     norm = float(torch.stack([each.norm() for each in found.values()]).norm())
     factor = 1.0
-    if settings.normalize:
-        factor = 1 / norm
-    elif settings.clip:
+    if settings.clip:
         factor = min(1.0, settings.clip / (norm + 1e-6))
     return separate({name: each * factor for name, each in found.items()})
 

@@ -85,7 +85,9 @@ def step_seconds(row: Row, length: int, accumulation: int, pace: float) -> float
     """
     per_node, network = min(row["gpus"], row["gpus_per_node"]), find_network(row["network"])
     dtype, tf32 = dtype_of(row), row.get("precision") == "tf32"
-    cluster = make_cluster(GPUS[row["gpu"]], dtype, row["gpus"] // per_node, per_node, network, tf32)
+    gpu = GPUS[row["gpu"]]
+    gpu = replace(gpu, products_fp32=gpu.products / 2) if tf32 else gpu
+    cluster = make_cluster(gpu, dtype, row["gpus"] // per_node, per_node, network)
     size = 2 if dtype == "fp16" else 4
     parameters, traffic = count_parameters(row["model"]), optimizers()["lamb"].traffic
     exchange = StepTraffic(parameters, 0, size, traffic, gradient_bytes=size, hides=False)

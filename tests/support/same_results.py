@@ -46,7 +46,7 @@ BEGUN = "lamb-bf16"
 PLANS = {
     "bert_mini": ["--logging.peak_flops", "1e12"],
     "bert_base_adam": ["--gpu", "a100-80", "--ranks", "8"],
-    "bert_large_lamb": ["--gpu", "h100-80", "--ranks", "64", "--network", "hdr200x8"],
+    "bert_large_lamb": ["--gpu", "h100-80", "--ranks", "64"],
 }
 """Recipes whose plans are compared, with the options of `--check`."""
 VARIES = re.compile(r"second|time|per_|memory|utilisation|waiting|sha256")

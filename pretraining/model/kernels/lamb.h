@@ -12,7 +12,7 @@ namespace {
 // from what is still in the cache.
 void lamb_stretch(float* weight, float* gradient, float* first, float* second, double* squares, int64_t count,
                  double beta1, double beta2, double correction1, double correction2, double epsilon, double decay,
-                  double scale, double move, double smallest, double largest, int64_t threads) {
+                  double scale, double move, bool adapts, int64_t threads) {
     constexpr int64_t block = 1 << 14, few = 512;  // few enough to add up as float
     const int64_t blocks = (count + block - 1) / block;
     const Adam adam(beta1, beta2, correction1, correction2, epsilon);
@@ -46,9 +46,8 @@ void lamb_stretch(float* weight, float* gradient, float* first, float* second, d
                 squares[0] += sums[2 * index];
                 squares[1] += sums[2 * index + 1];
             }
-            const bool known = squares[0] > 0 && squares[1] > 0;
-            const double ratio = known ? std::min(std::max(std::sqrt(squares[0] / squares[1]), smallest), largest) : 1;
-            amount = float(move * ratio);
+            const bool known = adapts && squares[0] > 0 && squares[1] > 0;
+            amount = float(move * (known ? std::sqrt(squares[0] / squares[1]) : 1));
         }
         if (amount != 0)
             for (int64_t index = to - 1; index >= from; --index) {
@@ -63,13 +62,12 @@ void lamb_stretch(float* weight, float* gradient, float* first, float* second, d
 // `all_move`.
 void lamb_update(float* weight, float* gradient, float* first, float* second, double* squares, const int64_t* stretches,
                  int64_t count, double beta1, double beta2, double correction1, double correction2, double epsilon,
-                 double decay, double scale, double move, double smallest, double largest, int64_t all_move,
-                 int64_t threads) {
+                 double decay, double scale, double move, int64_t adapts, int64_t threads) {
     for (int64_t index = 0; index < count; ++index) {
         const int64_t at = stretches[3 * index], length = stretches[3 * index + 1];
-        const bool moves = all_move || stretches[3 * index + 2];
+        const bool moves = !adapts || stretches[3 * index + 2];
         lamb_stretch(weight + at, gradient + at, first + at, second + at, squares + 2 * index, length, beta1, beta2,
-                     correction1, correction2, epsilon, decay, scale, moves ? move : 0, smallest, largest, threads);
+                     correction1, correction2, epsilon, decay, scale, moves ? move : 0, adapts, threads);
     }
 }
 

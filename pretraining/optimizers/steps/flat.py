@@ -70,8 +70,6 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.kind, self.settings = kind, settings
         self.flats: dict[int, FlatTensor] = {}
         """flat tensors by the id of their tensor"""
-        self.gradient_norm: Callable[[], Tensor | float | None] = lambda: None
-        """returns the norm over all weights and ranks during a step"""
         self.scale: Tensor | float = 1.0
         """the factor of gradients in a step; on a device it is NaN if they are not finite, and nothing moves"""
         self.rounded: dict[int, Tensor] = {}

@@ -11,17 +11,15 @@ import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from data_prep.common.errors import UserError
 from pretraining.mesh.mesh import Shares
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
-from pretraining.optimizers.lamb import cast_settings, find_apex_fault
 from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
 from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, add_over_group
 
@@ -55,8 +53,7 @@ class Lamb(FlatOptimizer):
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         super().__init__(kind, groups, settings)
-        self.lamb = cast_settings(settings)
-        self._amp_c = load_apex(self.lamb.kernels)
+        self._amp_c = load_apex()
         self._tables: dict[int, SlotTable] = {}
         """slot tables by the id of their flat tensor"""
         self._ratios: dict[tuple[str, ...], Tensor] = {}
@@ -80,19 +77,17 @@ class Lamb(FlatOptimizer):
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor | None:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is cached."""
-        adapts = self._adapts
-        numbers = (*find_adam_factors(self.lamb, float(steps)), float(decay), float(self._find_scale()))
-        limits = self._limits if adapts else (1.0, 1.0)
+        numbers = (*find_adam_factors(self.settings, float(steps)), float(decay), float(self.scale))
         found = []
         for tensor, table in zip(tensors, tables, strict=True):
             state, squares = self.get_state(tensor), torch.zeros(len(table.stretches), 2, dtype=torch.float64)
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
             count = len(table.stretches)
-            kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, *limits, int(not adapts))
+            kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, int(self.decays))
             found.append(table.spread_over_slots(squares))
-        if not adapts:
+        if not self.decays:
             return None
-        ratios = [self._find_ratio(*row) for row in self._add_over_ranks(torch.cat(found), tables).tolist()]
+        ratios = [find_ratio(*row) for row in self._add_over_ranks(torch.cat(found), tables).tolist()]
         begin = 0
         for tensor, table in zip(tensors, tables, strict=True):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
@@ -114,7 +109,7 @@ class Lamb(FlatOptimizer):
         if places:
             updates, own_squares = self._compute_updates(lists, steps, decay)
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        ratios = self._find_ratios(self._add_over_ranks(squares, tables)) if self._adapts else None
+        ratios = find_ratios(self._add_over_ranks(squares, tables)) if self.decays else None
         if updates and ratios is not None:
             factors, found_inf = ratios.float(), self.found_inf()
             if found_inf is not None:
@@ -132,23 +127,6 @@ class Lamb(FlatOptimizer):
         if divided:
             total[divided] = add_over_group(total[divided], self.shares.mesh.tensor_group)
         return total
-
-    @property
-    def _limits(self) -> tuple[float, float]:
-        return self.lamb.trust_limits or (0.0, math.inf)
-
-    @property
-    def _adapts(self) -> bool:
-        """Whether steps have trust ratios: not those of biases and norms, unless the recipe wants that."""
-        return self.decays or self.lamb.trust_all
-
-    def _find_scale(self) -> Tensor | float:
-        """Computes the factor of gradients before they move the averages."""
-        if not self.lamb.normalize:
-            return self.scale
-        norm = self.gradient_norm()
-        assert norm is not None
-        return self.scale / (norm + torch.finfo(torch.float32).tiny)
 
     def _view_stretches(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]
@@ -170,8 +148,8 @@ class Lamb(FlatOptimizer):
         """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
         weights, gradients, *_ = lists
         if self._amp_c is not None and weights[0].is_cuda:
-            torch._foreach_mul_(gradients, self._find_scale())
-            return compute_by_apex(self._amp_c, lists, self.lamb, float(steps), decay)
+            torch._foreach_mul_(gradients, self.scale)
+            return compute_by_apex(self._amp_c, lists, self.settings, float(steps), decay)
         updates = self._compute_by_torch(lists, steps, decay)
         return updates, _square_norms(weights, updates)
 
@@ -180,22 +158,22 @@ class Lamb(FlatOptimizer):
         weights = lists[0]
         updates = [torch.zeros_like(weight) for weight in weights]
         counts = list(steps.repeat(len(weights)).unbind())
-        adam([updates, *lists[1:]], counts, self.lamb, 1.0, 0.0, self._find_scale(), self.found_inf())
+        adam([updates, *lists[1:]], counts, self.settings, 1.0, 0.0, self.scale, self.found_inf())
         torch._foreach_neg_(updates)
         if decay:
             torch._foreach_add_(updates, weights, alpha=decay)
         return updates
 
-    def _find_ratio(self, weight: float, update: float) -> float:
-        """Computes a trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
-        low, high = self._limits
-        return min(max(math.sqrt(weight / update), low), high) if weight > 0 and update > 0 else 1.0
 
-    def _find_ratios(self, squares: Tensor) -> Tensor:
-        """Computes trust ratios from the squares of weights and updates, (slots, 2)."""
-        weight, update = squares.sqrt().unbind(1)
-        ratios = (weight / update).clamp(*self._limits)
-        return torch.where((weight > 0) & (update > 0), ratios, 1.0)
+def find_ratio(weight: float, update: float) -> float:
+    """Computes a trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
+    return math.sqrt(weight / update) if weight > 0 and update > 0 else 1.0
+
+
+def find_ratios(squares: Tensor) -> Tensor:
+    """Computes trust ratios from the squares of weights and updates, (slots, 2)."""
+    weight, update = squares.sqrt().unbind(1)
+    return torch.where((weight > 0) & (update > 0), weight / update, 1.0)
 
 
 def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares = WHOLE) -> SlotTable:
@@ -230,14 +208,12 @@ CHUNK = 2048 * 32
 """The elements of a block of the GPU, as in apex itself."""
 
 
-def load_apex(wanted: Literal["auto", "apex", "torch"]) -> Any:
-    """Loads apex's module of kernels; None for "torch", and for "auto" where it is missing."""
-    if wanted == "torch":
+def load_apex() -> Any:
+    """Loads apex's module of kernels; None where it is missing. On PyPI the name apex is another project's."""
+    try:
+        return importlib.import_module("amp_C")
+    except ImportError:
         return None
-    fault = find_apex_fault()
-    if fault is not None and wanted == "apex":
-        raise UserError(f'optimizer.kernels = "apex": {fault}, or take "auto"')
-    return None if fault else importlib.import_module("amp_C")
 
 
 def compute_by_apex(

@@ -16,8 +16,9 @@ from transformers import AutoTokenizer, GPT2LMHeadModel, ModernBertForMaskedLM, 
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning import prediction
 from pretraining.checkpoint.models import StoredModel
+from pretraining.flags import Export
 from pretraining.huggingface.folders import read_folder, read_head
-from pretraining.training.exporting import Export, export
+from pretraining.training.exporting import export
 
 
 def test_gpt_2_without_a_prefix_and_with_masks_among_its_weights(tmp_path: Path) -> None:

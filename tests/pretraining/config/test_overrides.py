@@ -91,7 +91,7 @@ AFTER = "after validation, not 3"  # pydantic's words
         ("--phases.1.lr 1", "--phases.1.lr: unknown; did you mean phases.1.learning_rate?"),
         ("--model-size base", "--model_size: unknown; did you mean model.size?"),
         ("--optimiser.clip 1", "--optimiser: unknown; did you mean optimizer?"),
-        ("--data.qqqqq 1", "--data.qqqqq: unknown; there is allow_other"),
+        ("--card.qqqqq 1", "--card.qqqqq: unknown; there is licence"),
     ],
 )  # fmt: skip
 def test_values_places_and_names_that_cannot_be_are_named(plain: Path, words: str, expected: str) -> None:

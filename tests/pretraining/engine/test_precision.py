@@ -19,7 +19,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
 from pretraining import devices
 from pretraining.config.settings import Compute, Precision
-from pretraining.devices import explain_absence, explain_unused, has_flash, has_tf32
+from pretraining.devices import explain_absence, explain_unused, has_flash
 from pretraining.engine import precision as arithmetic
 from pretraining.engine.precision import choose_dtype, explain_slowness, set_arithmetic
 from pretraining.model import cpu_kernels
@@ -100,7 +100,6 @@ NO_COMPILER, NO_HEADERS = (cpu_kernels, "find_compiler", None), (sysconfig, "get
     [
         (H200, CPU, Precision(dtype="fp16"), None, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
         (T4, GPU, Precision(dtype="bf16"), None, r'"bf16": Tesla T4 has none; take "fp16" or "auto"'),
-        (T4, GPU, Precision(dtype="fp32", tf32=True), None, "precision.tf32 = true: Tesla T4 has none; take false"),
         (H200, GPU, COMPILE, None, r"compute.compile = true: needs .* on a GPU Triton that knows it"),
         (H200, CPU, COMPILE, NO_COMPILER, r"compute.compile = true: needs a C\+\+ compiler \(g\+\+\)"),
         (H200, CPU, COMPILE, NO_HEADERS, r"Python.h \(python3-dev\)"),
@@ -116,25 +115,14 @@ def test_what_a_device_or_machine_has_not_is_refused(
     assert_refusal(message, set_arithmetic, *both, device)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_compiling_for_a_gpu_needs_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arithmetic, "has_triton", lambda: True)
-    set_arithmetic(Precision(), Compute(compile=True), GPU)
-    with pytest.raises(UserError, match=r'compute.kernels = "torch": not with compute.compile = true on a GPU'):
-        set_arithmetic(Precision(), Compute(compile=True, kernels="torch"), GPU)
-
-
 def test_compiling_leaves_our_kernels_to_what_is_not_compiled() -> None:
     set_arithmetic(Precision(), Compute(compile=True), CPU)
     assert cpu_kernels.usable(torch.zeros(1))
-    set_arithmetic(Precision(), Compute(kernels="torch"), CPU)
-    assert not cpu_kernels.usable(torch.zeros(1))
 
 
 @pytest.mark.usefixtures("gpu")
-def test_tf32_is_chosen_and_given_up_again() -> None:
-    set_arithmetic(Precision(dtype="fp32", tf32=True), Compute(), GPU)
-    assert torch.get_float32_matmul_precision() == "high"
+def test_products_in_fp32_have_all_its_digits() -> None:
+    torch.set_float32_matmul_precision("high")
     set_arithmetic(Precision(dtype="fp32"), Compute(), GPU)
     assert torch.get_float32_matmul_precision() == "highest"
 
@@ -193,8 +181,6 @@ def test_of_gpus_of_amd_nothing_is_taken_for_granted(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     device = torch.device("cuda", 0)
     assert has_flash(device)
-    assert has_tf32(device)
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert not has_flash(device)
-    assert not has_tf32(device)
     assert choose_device("auto", World()) == device

@@ -160,11 +160,11 @@ def test_a_model_that_says_no_numbers_is_refused() -> None:
 
 def test_a_model_of_one_direction_fills_in_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = StoredModel.open(str(folder))
-    [best] = fill_masks(model, "word1 [MASK]", 2, CPU)
-    assert len(best) == 2
+    [best] = fill_masks(model, "word1 [MASK]", CPU)
+    assert len(best) == 5
     one_way = build_model(SHAPE.change_learning(objective="rtl", pairs=False, sees="after")).initialize(0)
     monkeypatch.setattr(StoredModel, "build_pretrained", lambda *_, **__: one_way)
-    assert_refusal("has never seen a", fill_masks, model, "word1 [MASK]", 2, CPU)
+    assert_refusal("has never seen a", fill_masks, model, "word1 [MASK]", CPU)
 
 
 def test_an_architecture_without_faster_layers_scores_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,12 +216,12 @@ def test_masks_of_byte_level_pieces_are_filled_in_as_by_transformers(tmp_path: P
     """The blank before a mask belongs to it, and pieces are shown as text."""
     vocabulary = KIND.train(dict.fromkeys(("The", " river", " bank", "."), 5), 300, cased=True)
     folder = write_bert(tmp_path / "bert", vocabulary)
-    [found] = fill_masks(StoredModel.open(str(folder)), "The <mask> bank.", 3, CPU)
+    [found] = fill_masks(StoredModel.open(str(folder)), "The <mask> bank.", CPU)
     theirs, tokenizer = BertForMaskedLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     theirs.train(False)
     inputs = tokenizer("The <mask> bank.", return_tensors="pt")
     place = inputs["input_ids"][0].tolist().index(tokenizer.mask_token_id)
-    best = theirs(**inputs).logits[0, place].softmax(0).topk(3)
+    best = theirs(**inputs).logits[0, place].softmax(0).topk(5)
     assert [piece for piece, _ in found] == [vocabulary.spellings[id] for id in best.indices.tolist()]
     assert [share for _, share in found] == pytest.approx(best.values.tolist(), rel=1e-5)
 
@@ -234,16 +234,12 @@ def test_a_text_is_continued_as_by_transformers(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     ids = tokenizer(TEXT, return_tensors="pt").input_ids[:, :-1]
-    words = [str(folder), "--continue", TEXT, "--pieces", "9", "--json"]
-    found = json.loads(run_main(evaluate.main, *words))["continuation"]
-    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False)
+    found = json.loads(run_main(evaluate.main, folder, "--continue", TEXT, "--json"))["continuation"]
+    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
     expected = theirs[0, 1:].tolist()
     expected = expected[: expected.index(tokenizer.sep_token_id)] if tokenizer.sep_token_id in expected else expected
     assert len(expected) > ids.shape[1]
     assert found == VOCABULARY.spell(expected)
-    one, again, other = (run_main(evaluate.main, *words, "--temperature", 5, "--seed", seed) for seed in (1, 1, 2))
-    assert one == again != other
-    assert json.loads(one)["continuation"].startswith("word1 word7 xyz")
 
 
 AFTER = "name one that predicts the piece after"

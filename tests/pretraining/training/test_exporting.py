@@ -19,7 +19,6 @@ from support.transformers_models import PIECES, SHAPE, change_config, change_wei
 from support.watches import MemoryWatch
 from transformers import AutoModelForPreTraining, AutoTokenizer, BertForMaskedLM
 
-from data_prep.common.errors import UserError
 from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
@@ -29,12 +28,13 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
 from pretraining.export import main
+from pretraining.flags import Export
 from pretraining.huggingface.folders import read_folder, write_fine_tuned, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model, num_parameters
 from pretraining.training import exporting
-from pretraining.training.exporting import Export, Exportable, describe_training, export
+from pretraining.training.exporting import Exportable, describe_training, export
 from pretraining.training.finishing import describe_loading
 
 
@@ -54,9 +54,7 @@ def run(data: Path, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """The folder of a run, whose checkpoint is of the weights that are usual here."""
     summary, state = DataSummary.from_manifest(Manifest.read(data)), our_weights(shape=shape)
 
-    def read_run(run: Path, checkpoint: str | None, average: int | None) -> Exportable:
-        if checkpoint not in (None, "last"):
-            raise UserError(f"{run}: no checkpoint {checkpoint}")
+    def read_run(run: Path, average: int | None) -> Exportable:
         made = Provenance(summary, "seed = 1\n", None, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
         return Exportable(shape, state, data, 32, "mit", made=made)
 
@@ -147,8 +145,6 @@ def test_another_model_stays_and_mistakes_end_with_2(run: Path, tmp_path: Path) 
         ([run, "--out", other], f"{other}: exists"),
         ([out, "--out", out, "--replace"], f"{out}: is what is read"),
         ([tmp_path / "nowhere", "--out", tmp_path / "new"], "nowhere: no such folder"),
-        ([run, "--out", tmp_path / "new", "--checkpoint", "first"], "no checkpoint first"),
-        ([out, "--out", tmp_path / "new", "--checkpoint", "last"], "which has no checkpoints"),
         ([encoder, "--out", tmp_path / "new"], "lacks masked_head, next_head"),
     ]:
         assert said in run_main(main, *words, code=2)
