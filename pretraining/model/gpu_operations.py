@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.private_folders import keep_compiled
 from pretraining.model.cpu_kernels import Masks, may_use_kernels
+from pretraining.model.gpu_tiles import Chunks
 from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Losses, with_backward
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -40,6 +42,7 @@ Operation = Literal[
     "attention",
     "row_keys",
     "cross_entropy",
+    "lamb",
 ]
 
 _failed = False
@@ -53,7 +56,7 @@ def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
     drops = masks is not None and masks[2] > 0
     if drops and masks is not None and len(masks[0]) != x.shape[0]:
         return False
-    if operation == "row_keys":
+    if operation in ("row_keys", "lamb"):
         return _works(operation, x.device, torch.float32, 1, False, False)
     if operation == "cross_entropy" and x.dtype == torch.float16:
         return False  # small shares would vanish, which gradients of a scaled loss do not
@@ -145,6 +148,19 @@ def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tenso
     return _kernels().join_columns(*(each.contiguous() for each in (query, key, value)), bias)
 
 
+def make_lamb_step(
+    flats: Sequence[Sequence[Tensor]],
+    chunks: Sequence[Chunks],
+    factors: tuple[Any, ...],
+    add_over_ranks: Callable[[Tensor], Tensor],
+    adapts: bool,
+) -> Tensor:
+    """Makes a step of LAMB as `gpu_lamb.step` says, whose `Factors` are given as a tuple."""
+    from pretraining.model import gpu_lamb
+
+    return gpu_lamb.step(flats, chunks, gpu_lamb.Factors(*factors), add_over_ranks, adapts)
+
+
 @with_backward
 def attend(sums: Tensor, bias: Tensor | None, heads: int, where: tuple[Tensor, int, int, int], masks: Masks) -> Forward:
     """Attention over short sequences by queries, keys and values that include their bias, whose gradient is computed
@@ -229,5 +245,9 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
+    elif operation == "lamb":
+        chunks, factor = Chunks.cut([(0, 1)], [0], 1, row.device), row.new_zeros(())
+        given = ((0.9, 0.999), 1.0, 0.0, True, factor + 1, factor, factor)
+        make_lamb_step([[row[0]] * 4], [chunks], given, lambda squares: squares, True)
     else:
         make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 COLUMNS, SUM_COLUMNS = 256, 32
@@ -14,6 +16,10 @@ GELU_BLOCKS, JOIN_BLOCKS, NORM_BLOCKS = 66, 128, 640
 an H200 for large, these and the sizes of tiles are about the fastest."""
 LEAST_BLOCK = 32
 """The least rows of a block."""
+
+
+CHUNK = 1 << 15
+"""The most elements of a flat tensor that a program of an optimizer moves."""
 
 
 class Tile(NamedTuple):
@@ -54,6 +60,27 @@ class Tile(NamedTuple):
         least = max(-(-rows // most), LEAST_BLOCK)
         block = -(-least // self.rows) * self.rows
         return -(-rows // block), block
+
+
+class Chunks(NamedTuple):
+    """The chunks of a flat tensor's stretches, on its device, in the order of their slots."""
+
+    places: Tensor
+    """(chunks, 3) int64: first element, number of elements, slot"""
+    begins: Tensor
+    """(slots + 1,) int64: the first chunk of each slot"""
+
+    @classmethod
+    def cut(cls, stretches: Sequence[Sequence[int]], slots: Sequence[int], count: int, device: torch.device) -> Chunks:
+        """Cuts stretches, of which each begins with its first element and its length, and has a slot; slots rise."""
+        rows = [
+            (offset + begin, min(CHUNK, length - begin), slot)
+            for (offset, length, *_), slot in zip(stretches, slots, strict=True)
+            for begin in range(0, length, CHUNK)
+        ]
+        places = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+        begins = torch.searchsorted(places[:, 2].contiguous(), torch.arange(count + 1))
+        return cls(places.to(device), begins.to(device))
 
 
 class Drops(NamedTuple):

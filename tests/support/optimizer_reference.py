@@ -24,7 +24,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.optimizers.muon import COEFFICIENTS, MOMENTUM, ROUNDS, USUAL
-from pretraining.optimizers.steps.lamb import Lamb
+from pretraining.optimizers.steps.lamb import Lamb, find_ratios
 
 SHAPE = Shape(layers=1, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
 STEPS, MICRO = 6, 2
@@ -138,8 +138,8 @@ def run_engine(engine: Engine) -> tuple[dict[str, Tensor], dict[str, float]]:
 
 def read_ratios(lamb: Lamb) -> dict[str, float]:
     """The trust ratios of the last step by the names of parameters."""
-    together = lamb._ratios.items()
-    return {name: ratio for names, ratios in together for name, ratio in zip(names, ratios.tolist(), strict=True)}
+    together = ((names, find_ratios(squares).tolist()) for names, squares in lamb.squares.items())
+    return {name: ratio for names, ratios in together for name, ratio in zip(names, ratios, strict=True)}
 
 
 def separate(values: dict[str, Tensor]) -> dict[str, Tensor]:

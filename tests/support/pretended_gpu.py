@@ -22,6 +22,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from pretraining.model import gpu_operations
+
 Lists = Sequence[Sequence[Tensor]]
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 0)
 ON_BOTH = (Tensor.to, Tensor.copy_, Tensor.__getitem__)
@@ -62,6 +64,7 @@ class PretendedGpu(TorchFunctionMode):
         doubles: dict[str, Callable[..., Any]] = {"get_backend": self._backend, "new_group": self._new_group}
         doubles |= {name: self._collective(getattr(dist, name)) for name in ("all_reduce", "broadcast")}
         self._patches = [mock.patch.object(dist, name, double) for name, double in doubles.items()]
+        self._patches.append(mock.patch.object(gpu_operations, "usable", return_value=False))  # Triton finds no GPU
 
     def __enter__(self) -> PretendedGpu:
         for patch in self._patches:

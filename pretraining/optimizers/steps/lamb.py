@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib
 import itertools
-import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from pretraining.mesh.mesh import Shares
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import gpu_operations as gpu
+from pretraining.model.gpu_tiles import Chunks
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
@@ -56,26 +58,31 @@ class Lamb(FlatOptimizer):
         self._amp_c = load_apex()
         self._tables: dict[int, SlotTable] = {}
         """slot tables by the id of their flat tensor"""
-        self._ratios: dict[tuple[str, ...], Tensor] = {}
-        """the trust ratios of the last step, by the names of their slots; the same on all ranks"""
+        self._chunks: dict[int, Chunks] = {}
+        self.squares: dict[tuple[str, ...], Tensor] = {}
+        """the squares of weights and updates of the last step, (slots, 2), by the names of their slots; the same on all
+        ranks"""
 
     def read_layout(self) -> None:
+        self._chunks.clear()
         self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
-        looks = self._amp_c is not None or kernels.usable(tensors[0])
+        by_triton = gpu.usable("lamb", tensors[0])
+        looks = kernels.usable(tensors[0]) or (self._amp_c is not None and not by_triton)
         if looks and (found_inf := self.found_inf()) is not None and bool(found_inf):
             return  # only PyTorch's kernels skip a step by themselves; with apex, the host waits for the GPU here
         steps = self.count_step(tensors)[0]
         tables = [self._tables[id(tensor)] for tensor in tensors]
-        move = self._move_one_by_one if kernels.usable(tensors[0]) else self._move_together
-        ratios = move(tensors, tables, steps, learning_rate, decay)
-        if ratios is not None:
-            self._ratios[tuple(name for table in tables for name in table.slots)] = ratios
+        together = self._move_by_triton if by_triton else self._move_together
+        move = self._move_one_by_one if kernels.usable(tensors[0]) else together
+        squares = move(tensors, tables, steps, learning_rate, decay)
+        if self.decays:
+            self.squares[tuple(name for table in tables for name in table.slots)] = squares
 
     def _move_one_by_one(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is cached."""
         numbers = (*find_adam_factors(self.settings, float(steps)), float(decay), float(self.scale))
         found = []
@@ -85,10 +92,11 @@ class Lamb(FlatOptimizer):
             count = len(table.stretches)
             kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, int(self.decays))
             found.append(table.spread_over_slots(squares))
+        total = torch.cat(found)
         if not self.decays:
-            return None
-        ratios = [find_ratio(*row) for row in self._add_over_ranks(torch.cat(found), tables).tolist()]
-        begin = 0
+            return total
+        total, begin = self._add_over_ranks(total, tables), 0
+        ratios = find_ratios(total).tolist()
         for tensor, table in zip(tensors, tables, strict=True):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
                 if not whole:
@@ -96,11 +104,28 @@ class Lamb(FlatOptimizer):
                     weight, update = (flat.view(-1).narrow(0, offset, length) for flat in (tensor, tensor.grad))
                     weight.add_(update, alpha=-learning_rate * ratios[begin + slot])
             begin += len(table.slots)
-        return torch.tensor(ratios, dtype=torch.float64)
+        return total
+
+    def _move_by_triton(
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
+    ) -> Tensor:
+        """Moves tensors on a GPU by kernels of our own, in a few launches; the host waits for nothing."""
+        settings, device = self.settings, tensors[0].device
+        for tensor, table in zip(tensors, tables, strict=True):
+            if id(tensor) not in self._chunks:
+                cut = Chunks.cut(table.stretches.tolist(), table.places, len(table.slots), device)
+                self._chunks[id(tensor)] = cut
+        scale = self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
+        rate = torch.full((), learning_rate, device=device)
+        factors = (settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale.float(), rate)
+        flats: list[Any] = [[each, each.grad, *map(self.get_state(each).get, self.kind.state)] for each in tensors]
+        add = partial(self._add_over_ranks, tables=tables)
+        chunks = [self._chunks[id(tensor)] for tensor in tensors]
+        return gpu.make_lamb_step(flats, chunks, factors, add, self.decays)
 
     def _move_together(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
-    ) -> Tensor | None:
+    ) -> Tensor:
         """Moves tensors on a GPU: each operation takes all stretches, and ratios stay on the device."""
         places, lists = self._view_stretches(tensors, tables)
         slots = sum(len(table.slots) for table in tables)
@@ -109,15 +134,16 @@ class Lamb(FlatOptimizer):
         if places:
             updates, own_squares = self._compute_updates(lists, steps, decay)
             squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        ratios = find_ratios(self._add_over_ranks(squares, tables)) if self.decays else None
-        if updates and ratios is not None:
-            factors, found_inf = ratios.float(), self.found_inf()
+        if self.decays:
+            squares = self._add_over_ranks(squares, tables)
+        if updates and self.decays:
+            factors, found_inf = find_ratios(squares).float(), self.found_inf()
             if found_inf is not None:
                 factors = factors * (1.0 - found_inf)  # then the updates are the decay alone
             torch._foreach_mul_(updates, [factors[place] for place in places])
         if updates:
             torch._foreach_add_(lists[0], updates, alpha=-learning_rate)
-        return ratios
+        return squares
 
     def _add_over_ranks(self, squares: Tensor, tables: Sequence[SlotTable]) -> Tensor:
         """Adds up the squares of slots, (slots, 2), over the ranks that hold parts of them."""
@@ -165,15 +191,10 @@ class Lamb(FlatOptimizer):
         return updates
 
 
-def find_ratio(weight: float, update: float) -> float:
-    """Computes a trust ratio from the squares of a weight and its update: 1 where one of them is 0."""
-    return math.sqrt(weight / update) if weight > 0 and update > 0 else 1.0
-
-
 def find_ratios(squares: Tensor) -> Tensor:
-    """Computes trust ratios from the squares of weights and updates, (slots, 2)."""
-    weight, update = squares.sqrt().unbind(1)
-    return torch.where((weight > 0) & (update > 0), weight / update, 1.0)
+    """Computes trust ratios from the squares of weights and updates, (slots, 2): 1 where one of them is 0."""
+    weight, update = squares.unbind(1)
+    return torch.where((weight > 0) & (update > 0), (weight / update).sqrt(), 1.0)
 
 
 def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares = WHOLE) -> SlotTable:

@@ -2,21 +2,25 @@
 
 import math
 import sys
+from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
 from support import pretended_gpu
 from support.marks import slow
+from support.operations import DEVICE, compute_by
 from support.optimizer_reference import NVIDIA, error, first_weights, make_engine, read_ratios, reference, run_engine
 from support.pretended_gpu import PretendedGpu
 from support.processes import spawn
 from support.training import connect_ranks, run_connected
 from support.watches import OnlyDeterministic
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model import gpu_tiles
 from pretraining.model.shape import BIAS, MATRIX
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
@@ -226,3 +230,63 @@ def test_apex_is_an_accelerator_and_never_needed(monkeypatch: pytest.MonkeyPatch
     for amp_c in (pretended_gpu, None):
         monkeypatch.setitem(sys.modules, "amp_C", amp_c)
         assert load_apex() is amp_c
+
+
+@pytest.fixture
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters of tests have several chunks and tiles, as real ones do."""
+    gpu_lamb = pytest.importorskip("pretraining.model.gpu_lamb", reason="Triton is not installed")
+    for module, name, value in [(gpu_tiles, "CHUNK", 32), (gpu_lamb, "CHUNK", 32), (gpu_lamb, "TILE", 16)]:
+        monkeypatch.setattr(module, name, value)
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize(
+    "chosen", [{}, {"bias_correction": False, "weight_decay": 0.0}, {"betas": (0.0, 0.9)}], ids=str
+)
+def test_lamb_by_our_kernels_on_a_gpu_is_lamb(chosen: dict[str, Any]) -> None:
+    """Also after a gradient that is not finite, which moves nothing."""
+    wanted, twin = Twin(None, CPU, **chosen), Twin(None, DEVICE, **chosen)
+    for step in range(6):
+        with compute_by("triton"):
+            found = twin.moves()
+        for ours, theirs in zip(found, wanted.moves(), strict=True):
+            assert float((ours - theirs).norm()) < 1e-6 * float(theirs.norm()), step
+        assert read_ratios(twin.lamb) == pytest.approx(read_ratios(wanted.lamb), rel=1e-6)
+        before = [each.clone() for each in twin.everything()]
+        for lamb in (twin.lamb, wanted.lamb):
+            lamb.scale = torch.tensor(math.nan, device=lamb.param_groups[0]["params"][0].device)
+        with compute_by("triton"):
+            twin.step()
+        wanted.step()
+        assert all(map(torch.equal, before, twin.everything()))
+        twin.lamb.scale = wanted.lamb.scale = 1.0
+
+
+class Launches(TorchDispatchMode):
+    """Counts PyTorch's operations that launch something on a GPU: all but views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (operation.is_view or "empty" in str(operation) or "split" in str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
+def test_a_step_on_a_gpu_takes_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many parameters there are: three kernels of ours for a flat tensor, and some operations of PyTorch."""
+    gpu_lamb, ours = pytest.importorskip("pretraining.model.gpu_lamb", reason="Triton is not installed"), list[int]()
+    for name in ("_update", "_add", "_move"):
+        monkeypatch.setattr(gpu_lamb, name, defaultdict(lambda: lambda *_, **__: ours.append(1)))
+    with compute_by("triton"):
+        twin = Twin(None, DEVICE)
+        twin.step()
+        ours.clear()
+        for flat in twin.flats:
+            flat.grad = torch.ones_like(flat)
+        with Launches() as theirs:
+            twin.lamb.step()
+    assert len(ours) == 3 * len(twin.flats)
+    assert theirs.count <= 4 * len(twin.lamb.param_groups)
