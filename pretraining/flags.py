@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from data_prep.common.flags import Group, Shown
+from data_prep.common.flags import Heading, Shown
 from data_prep.common.sections import Removed
 
 PLANNER = "benchmarks/planner.py plans for other machines"
-OF_PLAN, OF_SCORES, OF_TEXT = Group("What --check plans for"), Group("Scores of shards"), Group("A text")
+OF_PLAN, OF_SCORES, OF_TEXT = Heading("What --check plans for"), Heading("Scores of shards"), Heading("A text")
 
 
 @dataclass(frozen=True)

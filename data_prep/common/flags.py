@@ -27,7 +27,7 @@ WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
 @dataclass(frozen=True)
-class Group:
+class Heading:
     """Fact about a flag: the title under which the help has it."""
 
     title: str
@@ -144,7 +144,7 @@ def _list_flags(kind: type[Any], title: str = "Flags") -> Iterator[_Flag]:
         if is_dataclass(annotation):
             yield from _list_flags(annotation, meanings[name].rstrip("."))  # type: ignore[arg-type]
             continue
-        given = [fact.title for fact in facts if isinstance(fact, Group)]
+        given = [fact.title for fact in facts if isinstance(fact, Heading)]
         renamed = next((str(fact.name) for fact in facts if hasattr(fact, "prefix_name") and fact.name), name)
         is_positional = POSITIONAL in facts
         spelled = f"--{renamed.replace('_', '-')} {_name_value(annotation)}".rstrip()

@@ -9,7 +9,7 @@ import pytest
 import tyro
 from support.commands import assert_refusal
 
-from data_prep.common.flags import Group, Shown, make_help, read_flags, read_flags_and_rest, read_subcommand
+from data_prep.common.flags import Heading, Shown, make_help, read_flags, read_flags_and_rest, read_subcommand
 from data_prep.common.sections import Removed
 
 
@@ -24,7 +24,7 @@ class Sorting:
     }
     files: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
     """What is sorted."""
-    out: Annotated[Path | None, Group("The result")] = None
+    out: Annotated[Path | None, Heading("The result")] = None
     """Where it goes (default: nowhere)."""
     kind: Annotated[Literal["stable", "quick"], Shown.SELDOM] = "quick"
     """How."""
