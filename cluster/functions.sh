@@ -405,23 +405,17 @@ finetune() {
   end_in "$scores/jobs/$task-seed$seed"
 }
 
-# Chooses the best of all seeds of every task, and prints the tables; makes up for runs that are missing. Tasks of GLUE go
-# together; what one command says does not keep the others from theirs.
+# Chooses the best of all seeds of every task, and prints the tables; makes up for runs that are missing. What one command
+# says does not keep the others from theirs.
 gather() {
-  local task of_glue=() words worst=0
+  local task words worst=0
   read_tasks
   begin_in "$scores/jobs/gather" '.*(step-[0-9]+|results.json)' "$scores"
   for task in "${tasks[@]}"; do
     find_command "$task"
-    if [[ ${words[0]} == *run_glue.py ]]; then of_glue+=("$task") && continue; fi
     run_step 1 "${python[@]}" "${words[@]}" --model "$model" --seeds "$seeds" "$@"
     worst=$((step_code > worst ? step_code : worst))
   done
-  if ((${#of_glue[@]})); then
-    find_command "${of_glue[0]}"
-    run_step 1 "${python[@]}" "${words[@]}" "${of_glue[@]:1}" --keep-going --model "$model" --seeds "$seeds" "$@"
-    worst=$((step_code > worst ? step_code : worst))
-  fi
   step_code=$worst first_code='' # of several steps
   end_in "$scores/jobs/gather"
 }

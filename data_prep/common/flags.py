@@ -77,10 +77,15 @@ def read_subcommand(kinds: Mapping[str, type[Kind]], arguments: Sequence[str], p
 
 def _list_present(kind: type[Any], arguments: Sequence[str], prog: str, page: str) -> list[str]:
     """Lists the words for flags that there are; prints the help and ends the process if that is asked."""
+    print_help_if_asked(kind, arguments, prog, page)
+    return drop_removed(getattr(kind, "removed", {}), arguments)
+
+
+def print_help_if_asked(kind: type[Any], arguments: Sequence[str], prog: str, page: str) -> None:
+    """Prints the help and ends the process if that is asked: a command that loads PyTorch calls this before."""
     if not ASKS_FOR_HELP.isdisjoint(arguments):
         print(make_help(kind, prog, page, everything="--help-all" in arguments))
         sys.exit(0)
-    return drop_removed(getattr(kind, "removed", {}), arguments)
 
 
 def drop_removed(removed: Mapping[str, Removed], arguments: Sequence[str]) -> list[str]:

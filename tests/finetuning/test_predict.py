@@ -216,8 +216,6 @@ def test_what_cannot_answer_is_refused(
     assert f"{none}: no such file" in ask("classes", none, code=2)
     for row in ("a fine film", {"text": "a"}):
         assert "one row alone; give a list of rows" in refusal(load(folders["classes"]), row)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "a GPU was asked for, but" in ask("classes", "--device", "cuda", code=2)
 
 
 def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:
