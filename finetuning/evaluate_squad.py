@@ -32,10 +32,7 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class EvaluateSquad:
-    """Prints the official figures of predictions for SQuAD, version 1.1 or 2.0 as the data is.
-
-    python finetuning/evaluate_squad.py dev-v2.0.json predictions.json --null-odds null_odds.json
-    """
+    """Prints the official figures of predictions for SQuAD, version 1.1 or 2.0 as the data is."""
 
     removed: ClassVar = {"na_prob_thresh": Removed(1.0, "best_f1 and best_exact are those at the best thresholds")}
     data: Annotated[Path, tyro.conf.Positional]

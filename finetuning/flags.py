@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
-from data_prep.common.flags import Group, Shown
+from data_prep.common.flags import Group, Shown, print_help_if_asked
 from data_prep.common.sections import Removed
+from pretraining.processes import environment
 
 if TYPE_CHECKING:
     from finetuning.tasks.task import Setup, Task
@@ -195,7 +197,9 @@ class TaskFlags(TuningFlags):
 class Predict:
     """Asks a fine-tuned model about text, and writes an answer for every row, in the same order.
 
-    python finetuning/predict.py runs/mini/glue/sst2/model reviews.txt
+        python finetuning/predict.py runs/mini/glue/sst2/model reviews.txt
+
+    Every row gets an answer, an empty line too.
     """
 
     removed: ClassVar = AUTO_DEVICE
@@ -226,7 +230,9 @@ class Predict:
 class RunPairs:
     """Asks a pre-trained model which sentence of minimal pairs is the good one: its grammar, without labels.
 
-    python finetuning/run_pairs.py --model runs/mini
+        python finetuning/run_pairs.py --model runs/mini
+
+    The same command continues what was stopped.
     """
 
     removed: ClassVar = AUTO_DEVICE
@@ -242,6 +248,12 @@ class RunPairs:
     """Score only the first so many pairs of every paradigm (default: all)."""
     sees: Annotated[Sees | None, Shown.SELDOM] = None
     """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
+
+
+def begin_rank(kind: type[TuningFlags]) -> None:
+    """Prints the help of a command if that is asked; else prepares the rank, before PyTorch is loaded."""
+    print_help_if_asked(kind, sys.argv[1:], Path(sys.argv[0]).name, "finetuning")
+    environment.begin_rank(small_steps=True)
 
 
 def find_data(given: Path | None, name: str, cure: str = "", flag: str = "--data") -> Path:

@@ -125,7 +125,7 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
     """Builds the settings of the layout of text from task.json, otherwise from the usual defaults."""
     usual = min(ANSWER_LENGTH, longest) if head.kind == "spans" else longest
     question = min(Spans().question, usual // 2 - 1)
-    spans = {name: task[name] for name in ("stride", "question", "answer", "best") if name in task}
+    spans = {name: task[name] for name in ("stride", "question", "answer") if name in task}
     try:
         layout = {"length": task.get("length", usual), "spans": {"question": question, **spans}}
         return FineTuning.model_validate(layout)

@@ -16,12 +16,9 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from data_prep.common.flags import print_help_if_asked
-    from finetuning.flags import GlueFlags
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import GlueFlags, begin_rank
 
-    print_help_if_asked(GlueFlags, sys.argv[1:], "run_glue.py", "finetuning")  # without PyTorch
-    begin_rank(small_steps=True)
+    begin_rank(GlueFlags)
 
 from collections.abc import Sequence
 

@@ -15,12 +15,9 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from data_prep.common.flags import print_help_if_asked
-    from finetuning.flags import NerFlags
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import NerFlags, begin_rank
 
-    print_help_if_asked(NerFlags, sys.argv[1:], "run_ner.py", "finetuning")  # without PyTorch
-    begin_rank(small_steps=True)
+    begin_rank(NerFlags)
 
 from finetuning.flags import NerFlags, find_data
 from finetuning.session.session import run

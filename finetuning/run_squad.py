@@ -15,12 +15,9 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from data_prep.common.flags import print_help_if_asked
-    from finetuning.flags import SquadFlags
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import SquadFlags, begin_rank
 
-    print_help_if_asked(SquadFlags, sys.argv[1:], "run_squad.py", "finetuning")  # without PyTorch
-    begin_rank(small_steps=True)
+    begin_rank(SquadFlags)
 
 from data_prep.common.errors import UserError, quote
 from finetuning.files.splits import find_splits

@@ -14,12 +14,9 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from data_prep.common.flags import print_help_if_asked
-    from finetuning.flags import SwagFlags
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import SwagFlags, begin_rank
 
-    print_help_if_asked(SwagFlags, sys.argv[1:], "run_swag.py", "finetuning")  # without PyTorch
-    begin_rank(small_steps=True)
+    begin_rank(SwagFlags)
 
 from finetuning.flags import SwagFlags, find_data
 from finetuning.session.session import run

@@ -14,12 +14,9 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from data_prep.common.flags import print_help_if_asked
-    from finetuning.flags import TaskFlags
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import TaskFlags, begin_rank
 
-    print_help_if_asked(TaskFlags, sys.argv[1:], "run_task.py", "finetuning")  # without PyTorch
-    begin_rank(small_steps=True)
+    begin_rank(TaskFlags)
 
 from data_prep.common.errors import UserError
 from finetuning.flags import TaskFlags

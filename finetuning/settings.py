@@ -55,14 +55,13 @@ class Search(Section):
 class Spans(Section):
     """Questions whose answers are spans of a text, as in SQuAD."""
 
+    removed: ClassVar = {"best": Removed(20, "nobody reads more answers of a question")}
     stride: Positive = 128
     """Pieces from one window of a long text to the next."""
     question: Positive = 64
     """Pieces of a question at most; the rest is cut off."""
     answer: Positive = 30
     """Pieces of an answer at most."""
-    best: Positive = 20
-    """Answers of a question that are compared and written."""
 
 
 class Tags(Section):

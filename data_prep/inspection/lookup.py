@@ -31,9 +31,11 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Wanted:
-    """Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder.
+    """Prints a training example or a document of a folder of shards, or makes a page about the folder.
 
-    python data_prep/show.py data/wiki --length 128 --index 7
+        python data_prep/show.py data/wiki --length 128 --index 7
+
+    The colours mark what is masked, replaced and kept.
     """
 
     removed: ClassVar = {

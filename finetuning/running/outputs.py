@@ -128,7 +128,7 @@ def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
 
 KEPT_GB = 4.0
 """Gigabytes of activations of frozen encoders that a machine keeps in memory: every machine has these."""
-LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer", "spans.best")
+LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer")
 """Settings of the layout of text, which a fine-tuned model's folder stores."""
 
 

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 from data_prep.common.files import write_json
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
+from finetuning.flags import Predict
 from finetuning.inputs import Ragged
 from finetuning.prediction import FineTuned, load
 from finetuning.tasks.spans import TextWindows
@@ -190,7 +191,7 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
     monkeypatch.setattr(predict, "ROWS", 3)
     monkeypatch.setattr(Path, "open", lambda *_: Stream("".join(f"{text}\n" for text in texts).encode()))
     answers: list[Any] = []
-    for part in predict.answer_file(model, Path("some.txt"), predict.Predict(Path("model"))):
+    for part in predict.answer_file(model, Path("some.txt"), Predict(Path("model"))):
         answers += part
         assert len(read) <= len(answers) + 1
     together = model(texts)
