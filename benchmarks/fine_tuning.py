@@ -272,7 +272,7 @@ def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, groupe
         num_train_epochs=settings.epochs,
         learning_rate=settings.learning_rate,
         warmup_steps=settings.warmup,
-        lr_scheduler_type="linear" if settings.decay == "linear" else "constant_with_warmup",
+        lr_scheduler_type="linear",
         adam_beta1=optimizer.betas[0],
         adam_beta2=optimizer.betas[1],
         adam_epsilon=optimizer.epsilon,

@@ -45,7 +45,7 @@ from pretraining.reporting.metrics_file import METRICS, read_all_records
 TEXT = ("wiki", "books")
 """Folders of the real data that are trained on."""
 TASK = "stsb"
-GRID = ("--learning-rates", "1e-4", "--seeds", 3, "--epochs", 10)
+GRID = ("--learning_rate", "1e-4", "--seeds", 3, "--epochs", 10)
 """The fine-tuning, which was chosen with another mini."""
 
 

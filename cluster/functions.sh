@@ -460,8 +460,8 @@ finetune() {
   end_in "$scores/jobs/$task-seed$seed"
 }
 
-# Chooses the best of all seeds of every task, and prints the tables; makes up for runs that are missing. Tasks of GLUE go
-# together; what one command says does not keep the others from theirs.
+# Chooses the best of all seeds of every task, and prints the tables; trains missing runs. Tasks of GLUE go together; what
+# one command says does not keep the others from theirs.
 gather() {
   local words=("$@") task of_glue=() command worst=0
   read_tasks
@@ -474,7 +474,7 @@ gather() {
   done
   if ((${#of_glue[@]})); then
     find_command "${of_glue[0]}"
-    run_step 1 "${python[@]}" "${command[@]}" "${of_glue[@]:1}" --keep-going --seeds "$seeds" "${words[@]}"
+    run_step 1 "${python[@]}" "${command[@]}" "${of_glue[@]:1}" --seeds "$seeds" "${words[@]}"
     worst=$((step_code > worst ? step_code : worst))
   fi
   step_code=$worst first_code='' # of several steps

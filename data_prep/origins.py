@@ -18,7 +18,7 @@ from data_prep.common.errors import DamageError, UserError, quote
 from data_prep.common.files import absence, sha256
 from data_prep.running import Step
 from data_prep.seals import require_seal
-from data_prep.settings import Errors, Fact, list_by
+from data_prep.settings import NO_FORMULAS, Errors, Fact, list_by
 from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -128,7 +128,7 @@ class Origins:
     def read_settings(self) -> dict[str, Any]:
         """Returns the settings that decided what the documents are: those of the first folder if they differ."""
         said = self.manifests[0].settings.as_json()
-        return {name: said[name] for name in list_by(Fact.CUTS, Fact.READS, Fact.KEPT) if name in said}
+        return {name: said[name] for name in (*list_by(Fact.CUTS, Fact.READS, Fact.KEPT), *NO_FORMULAS) if name in said}
 
     def read_by_source(self, name: str) -> dict[str, Any]:
         """Returns the values of a setting by source, for the sources that it was given for."""

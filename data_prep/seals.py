@@ -9,13 +9,13 @@ from typing import Any
 from data_prep.common.errors import DamageError
 from data_prep.common.files import json_bytes, read_json
 from data_prep.common.languages import DEFAULT
-from data_prep.settings import Fact, Settings, list_by
+from data_prep.settings import NO_FORMULAS, Fact, Settings, list_by
 
 NOT_IN_THE_FINGERPRINT = ("fingerprint", "versions", "vocabulary_source", "checksum", "kept", "kept_format", "origins")
 """Keys of a manifest that describe no content of the shards."""
 FILTERED_REPORT = "filtered.csv"  # some documents that filters left out; shards of kept documents have none
 USUAL = Settings().record_values()
-UNUSED: dict[str, Any] = {name: USUAL.get(name) for name in list_by(Fact.LATER)}
+UNUSED: dict[str, Any] = {name: USUAL.get(name) for name in (*list_by(Fact.LATER), *NO_FORMULAS)}
 """Settings that are in the fingerprint only where they are used, with the values that leave them unused."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""

@@ -6,16 +6,16 @@ import math
 from enum import Enum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
 
 from data_prep.common.errors import Checks, UserError
-from data_prep.common.flags import read_flags
+from data_prep.common.flags import Group, Shown, read_flags
 from data_prep.common.languages import language_fault
 from data_prep.common.reading import Form, read_settings
-from data_prep.common.sections import Section, list_settings, whole
+from data_prep.common.sections import Removed, Section, list_settings, whole
 from data_prep.common.toml_text import Key
 
 SHORTEST, LONGEST = 8, 8192  # lengths of examples; ModernBERT has as many positions
@@ -26,8 +26,14 @@ MOST_WEIGHT = 20  # times that a document is repeated at most
 FEWEST_HELD_OUT = 10  # documents or passages for a meaningful validation score
 LARGEST_SHARE = 0.05  # share of the text that validation should have at most, since training lacks it
 
+MASK_SPLIT = (80.0, 10.0, 10.0)
+"""Of the masked pieces, how many become [MASK], become a random piece, stay, in percent: BERT's, and RoBERTa's."""
+SHORT = 0.1
+"""Share of the documents that are made into pairs of a random, shorter length, as in BERT's code."""
+NO_FORMULAS = {"formulas": "drop"}
+"""What manifests say of paragraphs of wikitext with formulas, which are left out; in older ones it may be "word"."""
+
 Errors = Literal["fail", "replace", "skip"]
-Formulas = Literal["drop", "word"]
 MaskedUnit = Literal["token", "whole-word"]
 Pairing = Literal["nsp", "none", "full-sentences"]
 
@@ -46,6 +52,10 @@ Whole = Annotated[int, BeforeValidator(whole)]
 File = Annotated[Path, Field(strict=False)]
 
 
+TEXT, DOCUMENTS, VOCABULARY = Group("Which text"), Group("Which of its documents"), Group("Vocabulary")
+EXAMPLES, RUNNING = Group("Training examples"), Group("How it runs")
+
+
 class Fact(Enum):
     """What is true of a setting of shard.py; it stands in the annotation of the setting."""
 
@@ -60,105 +70,112 @@ class Fact(Enum):
 
 
 class Settings(Section):
-    """Turns text into training shards: split into sentences, cut into pieces, paired, masked, shuffled.
+    """Turns text into training shards: splits it into sentences, cuts these into pieces, and makes examples, masked and
+    shuffled.
 
-    Restart it with the same command after any interruption; it goes on where it was.
+        python data_prep/shard.py --docs wiki/
+
+    The same command continues after any interruption.
     """
 
     model_config = ConfigDict(allow_inf_nan=True)  # reported with all other faults by find_faults
+    removed: ClassVar = {
+        "formulas": Removed("drop", "sentences around a word in place of a formula teach little"),
+        "max_predictions": Removed(None, "20 at length 128, 80 at 512, and likewise at others; --mask-rate changes it"),
+        "mask_split": Removed(MASK_SPLIT, "BERT, RoBERTa and their successors have it"),
+        "short_probability": Removed(None, f"{SHORT} with --pairs nsp, 0 without pairs; leave it out"),
+    }
 
-    docs: Annotated[Several, Fact.NOT_IN_PLANS] = ()
-    """Files, folders or globs to read; NAME=PATH names a source; `demo` is a corpus that every machine has."""
-    origins: Annotated[Several, tyro.conf.arg(name="from"), Fact.NOT_IN_PLANS] = ()
+    docs: Annotated[Several, TEXT, Fact.NOT_IN_PLANS] = ()
+    """Files, folders or globs to read; NAME=PATH names a source; `demo` is a small corpus that every machine has."""
+    origins: Annotated[Several, TEXT, Shown.SELDOM, tyro.conf.arg(name="from"), Fact.NOT_IN_PLANS] = ()
     """Folders of shards whose documents are taken as they are, in pieces already: no text is read for them."""
-    documents_only: Annotated[bool, Fact.NOT_IN_PLANS] = False
-    """Make no shards: keep the documents in pieces, for --from."""
-    no_documents: Annotated[bool, Fact.NOT_IN_PLANS] = False
-    """Keep no documents beside the shards, where the disk has no room for them."""
-    out: Annotated[File | None, Fact.NOT_IN_PLANS] = None
+    out: Annotated[File | None, TEXT, Fact.NOT_IN_PLANS] = None
     """Output folder (default: data/<names of the sources>)."""
-    config: Annotated[File | None, Fact.NOT_IN_PLANS] = None
-    """TOML file with any of these settings; flags come before it."""
-    format: Annotated[Several, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
-    """Format of the files, or of those of one source as NAME=FORMAT: the name of a file of data_prep/readers/formats
-    (default: found out for each file)."""
-    text_field: Annotated[Several, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
+    format: Annotated[Several, TEXT, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
+    """Format of the files, or of those of one source as NAME=FORMAT, such as text, jsonl, parquet or mediawiki
+    (default: detected for each file)."""
+    text_field: Annotated[Several, TEXT, Shown.SELDOM, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
     """Field or column with the text, in JSON lines, Parquet and CSV, or NAME=FIELD for one source (default: text)."""
-    language: Annotated[Several, Fact.READS, Fact.BY_SOURCE] = ()
-    """Language of the text, for the ends of sentences: a code such as de or zh, or NAME=CODE for one source (default:
-    they end as in English)."""
-    errors: Annotated[Errors, Fact.KEPT] = "fail"
+    language: Annotated[Several, TEXT, Fact.READS, Fact.BY_SOURCE] = ()
+    """Language by whose rules sentences end: a code such as de, or NAME=CODE for one source (default: English)."""
+    errors: Annotated[Errors, TEXT, Shown.SELDOM, Fact.KEPT] = "fail"
     """What to do with what cannot be read: stop, replace bad characters, or leave document or file out and list it."""
-    formulas: Annotated[Formulas, Fact.READS, Fact.LATER] = "drop"
-    """What to do with a paragraph of wikitext that has formulas: leave it out, or put the word `formula` for each."""
-    min_words: Annotated[Whole | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
-    """Leave out documents with fewer words, such as 50; a word is what white space parts."""
-    max_words: Annotated[Whole | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
+    min_words: Annotated[Whole | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
+    """Leave out documents with fewer words, such as 50; white space separates words."""
+    max_words: Annotated[Whole | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents with more words, such as 100000."""
-    min_letters: Annotated[float | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
+    min_letters: Annotated[float | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents of whose words a smaller share has a letter in it, such as 0.8."""
-    max_repeated_lines: Annotated[float | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
+    max_repeated_lines: Annotated[float | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents of whose lines a larger share repeats earlier ones of the same document, such as 0.3."""
-    without_words: Annotated[File | None, Fact.READS, Fact.FILTERS, Fact.LATER, Fact.NOT_IN_PLANS] = None
+    without_words: Annotated[
+        File | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER, Fact.NOT_IN_PLANS
+    ] = None
     """Leave out documents that have a word of this file: a word or a phrase a line, whatever its case."""
-    only_language: Annotated[str | None, Fact.READS, Fact.FILTERS, Fact.LATER] = None
+    only_language: Annotated[str | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents that are in another language than that of this code, such as en; it takes a package with a
     model: pip install py3langid."""
-    drop_copies: Annotated[bool, Fact.LATER] = False
+    drop_copies: Annotated[bool, DOCUMENTS, Fact.LATER] = False
     """Leave out documents whose text an earlier document has, and count them."""
-    near_copies: Annotated[float | None, Fact.LATER] = None
-    """Leave out near copies of earlier documents: two documents are near copies if at least this share of all their
-    groups of five words is in both, such as 0.8. Count them, and list some."""
-    max_share: Annotated[Several, Fact.LATER] = ()
+    near_copies: Annotated[float | None, DOCUMENTS, Fact.LATER] = None
+    """Leave out near copies of earlier documents: at least this share of all groups of five words of the two documents
+    is in both, such as 0.8. Count them, and list some."""
+    max_share: Annotated[Several, DOCUMENTS, Shown.SELDOM, Fact.LATER] = ()
     """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
     random, and counted."""
-    weight: Annotated[Several, Fact.LATER] = ()
+    weight: Annotated[Several, DOCUMENTS, Shown.SELDOM, Fact.LATER] = ()
     """How many times the documents of a source are to be there for training, as NAME=WEIGHT: 2 repeats each, 0.5 leaves
     out half of them, drawn at random."""
-    vocab: Annotated[str | None, Fact.CUTS, Fact.NOT_IN_PLANS] = None
-    """A vocabulary to use (default: train one from the text): a vocab.txt, or with its casing that of a folder of
-    transformers, of shards, of a run, or of a model on the Hugging Face hub, by its name."""
-    tokenizer: Annotated[str | None, Fact.CUTS, Fact.LATER] = None
-    """Kind of a vocabulary that is trained: wordpiece, BERT's, bytelevel, RoBERTa's, or another file of
+    vocab: Annotated[str | None, VOCABULARY, Fact.CUTS, Fact.NOT_IN_PLANS] = None
+    """Vocabulary to use (default: train one from the text): a vocab.txt, a folder of transformers, of shards or of a
+    run, or the name of a model on the Hugging Face hub."""
+    tokenizer: Annotated[str | None, VOCABULARY, Fact.CUTS, Fact.LATER] = None
+    """Kind of vocabulary to train: wordpiece, as BERT's, bytelevel, as RoBERTa's, or another file of
     data_prep/vocabulary/kinds (default: wordpiece)."""
-    extend: Annotated[Whole, Fact.CUTS, Fact.LATER] = 0
+    extend: Annotated[Whole, VOCABULARY, Shown.SELDOM, Fact.CUTS, Fact.LATER] = 0
     """With --vocab: add so many words of the text to it, those that it cuts most."""
-    vocab_size: Annotated[Whole, Fact.CUTS] = 30522
-    """Number of pieces of a vocabulary that is trained."""
-    cased: Annotated[bool, Fact.CUTS] = False
+    vocab_size: Annotated[Whole, VOCABULARY, Fact.CUTS] = 30522
+    """Pieces of the vocabulary to train."""
+    cased: Annotated[bool, VOCABULARY, Fact.CUTS] = False
     """Keep case and accents."""
-    lengths: Annotated[tuple[Whole, ...], Field(strict=False)] = (128, 512)
-    """Lengths of the examples, one set of shards for each."""
-    duplicates: Whole = 5
-    """How many times the text is masked anew, one set of shards for each."""
-    max_predictions: Annotated[tuple[Whole, ...], Field(strict=False)] = ()
-    """Most masked pieces of an example, one number for each length (default: 20 at 128, 80 at 512)."""
-    masking: MaskedUnit = "token"
+    lengths: Annotated[tuple[Whole, ...], EXAMPLES, Field(strict=False)] = (128, 512)
+    """Lengths of the examples in pieces, a set of shards for each."""
+    duplicates: Annotated[Whole, EXAMPLES] = 5
+    """How many times the text is masked, a set of shards for each; 1 if training draws the masks itself."""
+    masking: Annotated[MaskedUnit, EXAMPLES] = "token"
     """What is masked: single pieces, or all pieces of a word."""
-    mask_rate: float = 0.15
+    mask_rate: Annotated[float, EXAMPLES, Shown.SELDOM] = 0.15
     """Share of the pieces that is masked."""
-    mask_split: Annotated[tuple[float, float, float], Field(strict=False)] = (80, 10, 10)
-    """Of the masked pieces, how many become [MASK], become a random piece, stay; in percent."""
-    short_probability: float = 0.1
-    """Share of the documents that are made into examples of a random, shorter length."""
-    pairs: Pairing = "nsp"
-    """Pairs of segments for next-sentence prediction; or none, but full sentences up to the length: of one document, or
-    with `full-sentences` of one document after another, with a separator between them, as RoBERTa has them."""
-    validation: float = 0.005
+    pairs: Annotated[Pairing, EXAMPLES] = "nsp"
+    """Examples of two segments for next-sentence prediction, as BERT's; of sentences of one document (none); or of one
+    document after another with a separator between them, as RoBERTa's (full-sentences)."""
+    validation: Annotated[float, EXAMPLES] = 0.005
     """Share of the documents held out for validation; at least one of them, unless 0."""
-    shard_size: str = "64MB"
+    shard_size: Annotated[str, EXAMPLES, Shown.SELDOM] = "64MB"
     """Size of a shard, about."""
-    workers: Annotated[Whole | None, Fact.NOT_IN_PLANS] = None
-    """Processes (default: one for each core, as far as memory goes); under mpirun or srun the ranks count instead."""
-    check: Annotated[bool, Fact.NOT_IN_PLANS] = False
-    """Say what a run will take, by a sample of the text: time, disk, tasks and files; make nothing."""
-    seed: Whole = 12345
+    seed: Annotated[Whole, EXAMPLES, Shown.SELDOM] = 12345
     """Seed of everything random."""
+    workers: Annotated[Whole | None, RUNNING, Fact.NOT_IN_PLANS] = None
+    """Processes (default: one for each core, as memory allows). Under mpirun or srun the ranks do the work instead."""
+    check: Annotated[bool, RUNNING, Fact.NOT_IN_PLANS] = False
+    """Print the time and disk that a run will take, and stop."""
+    documents_only: Annotated[bool, RUNNING, Shown.SELDOM, Fact.NOT_IN_PLANS] = False
+    """Make no shards: keep the documents in pieces, for --from."""
+    no_documents: Annotated[bool, RUNNING, Shown.SELDOM, Fact.NOT_IN_PLANS] = False
+    """Keep no documents beside the shards, where the disk has no room for them."""
+    config: Annotated[File | None, RUNNING, Shown.SELDOM, Fact.NOT_IN_PLANS] = None
+    """TOML file with any of these settings; flags come before it."""
 
     @property
     def shard_bytes(self) -> int:
         """Parses the size of a shard in bytes; raises ValueError if it is no size."""
         return TypeAdapter(ByteSize).validate_python(self.shard_size)
+
+    @property
+    def short_probability(self) -> float:
+        """Returns the share of the documents made into shorter examples: none without pairs, as in RoBERTa."""
+        return SHORT if self.pairs == "nsp" else 0.0
 
     @property
     def sources(self) -> list[str]:
@@ -200,15 +217,13 @@ class Settings(Section):
 
     def predictions(self, length: int) -> int:
         """Returns the most masked pieces of an example of this length."""
-        if self.max_predictions:
-            return self.max_predictions[self.lengths.index(length)]
         return math.ceil(length * self.mask_rate * 25 / 24)  # 20 of 128 and 80 of 512 at a rate of 0.15
 
     def record_values(self) -> dict[str, Any]:
         """Lists what decides the output, for the manifest and for comparison with an earlier run."""
         values = {name: value for name, value in self if name not in list_by(Fact.NOT_IN_PLANS)}
+        values |= {"mask_split": MASK_SPLIT, "short_probability": self.short_probability, **NO_FORMULAS}
         values["max_predictions"] = [self.predictions(length) for length in self.lengths]
-        values["mask_split"] = [float(share) for share in self.mask_split]
         values["shard_size"] = self.shard_bytes
         if values["tokenizer"] is None:  # manifests name a kind since there are several
             del values["tokenizer"]
@@ -315,20 +330,12 @@ def _check_examples(s: Settings) -> Checks:
         allowed = SHORTEST <= length <= LONGEST
         yield allowed, f"--lengths {length}: from {SHORTEST} to {LONGEST}"
     yield len(set(s.lengths)) == len(s.lengths), "--lengths: each length once"
-    fit = len(s.max_predictions) in (0, len(s.lengths))
-    yield fit, f"--max-predictions: one number for each of the {len(s.lengths)} lengths"
-    for number, length in zip(s.max_predictions, s.lengths, strict=False):
-        yield 0 < number <= length - 3, f"--max-predictions {number}: from 1 to {length - 3} at length {length}"
     yield 1 <= s.duplicates <= 1000, f"--duplicates {s.duplicates}: from 1 to 1000"
-    yield len(s.mask_split) == 3, "--mask-split: three shares, such as 80 10 10"
     yield 0 < s.mask_rate < 1, f"--mask-rate {s.mask_rate}: a share between 0 and 1"
-    whole = min(s.mask_split, default=0) >= 0 and math.isclose(sum(s.mask_split), 100, abs_tol=1e-6)
-    yield whole, f"--mask-split {' '.join(map(str, s.mask_split))}: three shares in percent that make 100"
 
 
 def _check_numbers(s: Settings) -> Checks:
     """Checks the settings that are one number."""
-    yield 0 <= s.short_probability <= 1, f"--short-probability {s.short_probability}: from 0 to 1"
     yield 0 <= s.validation < 1, f"--validation {s.validation}: a share from 0, below 1"
     yield s.workers is None or s.workers >= 1, f"--workers {s.workers}: at least 1"
     yield 0 <= s.seed < 2**63, f"--seed {s.seed}: from 0 to 2^63 - 1"

@@ -33,7 +33,7 @@ FINE, DAMAGED, UNUSABLE, UNFINISHED = 0, 1, 2, 3
 
 @dataclass(frozen=True)
 class Verify:
-    """Checks a folder of shards."""
+    """Checks a folder of shards: every checksum, count and schema, and that every example is well formed."""
 
     data: Annotated[Path, tyro.conf.Positional]
     """The folder that shard.py wrote."""

@@ -16,12 +16,13 @@ if __name__ == "__main__":
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tyro
 
 from data_prep.common.errors import UserError
 from data_prep.common.flags import read_flags
+from data_prep.common.sections import Removed
 from data_prep.common.terminal import open_console, run_curable
 from finetuning.tasks.squad_rules import Numbers, evaluate_1, evaluate_2, read_by_id, read_squad
 
@@ -31,16 +32,15 @@ NAMED = 3
 
 @dataclass(frozen=True)
 class EvaluateSquad:
-    """Prints the official figures of predictions for SQuAD."""
+    """Prints the official figures of predictions for SQuAD, version 1.1 or 2.0 as the data is."""
 
+    removed: ClassVar = {"na_prob_thresh": Removed(1.0, "best_f1 and best_exact are those at the best thresholds")}
     data: Annotated[Path, tyro.conf.Positional]
     """The questions with their answers, SQuAD's JSON."""
     predictions: Annotated[Path, tyro.conf.Positional]
     """JSON of ids with answers; in 2.0 an empty answer says that there is none."""
     null_odds: Path | None = None
-    """JSON of ids with how sure it is that there is no answer (2.0 alone): a number each; finds the best thresholds."""
-    na_prob_thresh: float = 1.0
-    """Answers whose --null-odds are greater than this count as empty, as in the official script."""
+    """JSON of ids with the odds that there is no answer, for 2.0: adds the figures at the best thresholds."""
 
 
 def evaluate(wanted: EvaluateSquad) -> tuple[Numbers, list[str]]:
@@ -65,7 +65,7 @@ def evaluate(wanted: EvaluateSquad) -> tuple[Numbers, list[str]]:
     missing = [name for name in asked if odds is not None and name not in odds]
     if missing:
         raise UserError(f"{null_odds}: no odds for {_name_ids(missing)} of {data}: every question needs them")
-    return evaluate_2(questions, predictions, odds, wanted.na_prob_thresh), notes
+    return evaluate_2(questions, predictions, odds), notes
 
 
 def _name_ids(ids: Sequence[str]) -> str:

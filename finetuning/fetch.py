@@ -32,7 +32,7 @@ from importlib.metadata import packages_distributions
 from data_prep.common.errors import Checks, UserError, quote
 from data_prep.common.files import replacing
 from data_prep.common.outputs import making
-from data_prep.fetching.client import Client, FetchOptions, Item, is_address, run_entry
+from data_prep.fetching.client import Client, FetchOptions, Item, run_entry
 from data_prep.fetching.servers import Hub
 from data_prep.readers.formats import demo
 from finetuning.files.splits import AX, AX_FOLDER, FOLDERS, normalize_name
@@ -62,27 +62,8 @@ SWAG = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class DataOptions(FetchOptions):
-    """Options of every data set."""
-
-    mirror: str | None = None
-    """Address of another server with the same files; of GLUE, of another hub (default: the official one)."""
-
-    def checks(self) -> Checks:
-        """Checks the address of the mirror."""
-        yield from super().checks()
-        yield self.mirror is None or is_address(self.mirror), f"--mirror {self.mirror}: an address, as {SQUAD_SERVER}"
-
-    def fetch_files(self, client: Client, server: str, files: Mapping[str, str], folder: Path) -> None:
-        """Fetches files of a server, with their checksums, into a folder."""
-        for name, checksum in files.items():
-            url = f"{(self.mirror or server).rstrip('/')}/{name}"
-            client.fetch(Item(url, folder / name, checksum, "name a mirror with --mirror"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class FetchGlue(DataOptions):
-    """The tasks of GLUE, from the Hugging Face hub."""
+class FetchGlue(FetchOptions):
+    """The tasks of GLUE, from the Hugging Face hub, or from the server that HF_ENDPOINT names."""
 
     out: Path | None = None
     """Folder for the tasks (default: data/glue)."""
@@ -91,7 +72,6 @@ class FetchGlue(DataOptions):
 
     def checks(self) -> Checks:
         """Checks the names of tasks."""
-        yield from super().checks()
         for given in self.task:
             yield normalize_name(given) in GLUE, f"--task {given}: no task of GLUE; there is {', '.join(GLUE)}"
 
@@ -99,7 +79,7 @@ class FetchGlue(DataOptions):
         """Fetches the tasks that are not there; returns the command that fine-tunes on them."""
         out = self.out or Path("data/glue")
         names = tuple(dict.fromkeys(map(normalize_name, self.task))) or GLUE
-        items = Hub(name=HUB_GLUE, config_name="*", endpoint=self.mirror).list_items(Path())
+        items = Hub(name=HUB_GLUE, config_name="*").list_items(Path())
         parts = [(item.path.parent.name, item) for item in items]
         missing = sorted({*names} - {part for part, _ in parts})
         if missing:
@@ -113,7 +93,7 @@ class FetchGlue(DataOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchSquad(DataOptions):
+class FetchSquad(FetchOptions):
     """The files of SQuAD, from rajpurkar.github.io."""
 
     out: Path | None = None
@@ -123,7 +103,6 @@ class FetchSquad(DataOptions):
 
     def checks(self) -> Checks:
         """Checks the versions."""
-        yield from super().checks()
         yield self.version, f"--version: at least one of {', '.join(SQUAD)}"
         for version in self.version:
             yield version in SQUAD, f"--version {version}: there is {', '.join(SQUAD)}"
@@ -131,12 +110,12 @@ class FetchSquad(DataOptions):
     def fetch(self, client: Client) -> str:
         """Fetches the versions; returns the command that fine-tunes on the last of them."""
         for version in self.version:
-            self.fetch_files(client, SQUAD_SERVER, SQUAD[version], self.out or Path("data/squad"))
+            fetch_files(client, SQUAD_SERVER, SQUAD[version], self.out or Path("data/squad"))
         return build_command("run_squad.py", ["--version", self.version[-1]], self.out)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FetchSwag(DataOptions):
+class FetchSwag(FetchOptions):
     """The files of SWAG, from the repository of its authors."""
 
     out: Path | None = None
@@ -144,8 +123,14 @@ class FetchSwag(DataOptions):
 
     def fetch(self, client: Client) -> str:
         """Fetches the files; returns the command that fine-tunes on them."""
-        self.fetch_files(client, SWAG_SERVER, SWAG, self.out or Path("data/swag"))
+        fetch_files(client, SWAG_SERVER, SWAG, self.out or Path("data/swag"))
         return build_command("run_swag.py", [], self.out)
+
+
+def fetch_files(client: Client, server: str, files: Mapping[str, str], folder: Path) -> None:
+    """Fetches files of a server, with their checksums, into a folder."""
+    for name, checksum in files.items():
+        client.fetch(Item(f"{server}/{name}", folder / name, checksum))
 
 
 def build_command(script: str, chosen: Sequence[str], folder: Path | None) -> str:
@@ -176,8 +161,10 @@ label = "package"
 
 @dataclass(frozen=True, kw_only=True)
 class FetchDemo(FetchOptions):
-    """A task made of the documentation strings of the installed Python packages; needs no network. Training items come
-    from the modules that the demo corpus reads, scored items from modules that it leaves out."""
+    """A task made of the documentation strings of the installed Python packages; it needs no network.
+
+    Training items come from the modules that the demo corpus reads, scored items from modules that it leaves out.
+    """
 
     out: Path | None = None
     """Folder for the task (default: data/demo-task)."""

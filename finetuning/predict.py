@@ -18,6 +18,10 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin(ends_with_reader=True, ends_with_ctrl_c=True)
+    from data_prep.common.flags import print_help_if_asked
+    from finetuning.flags import Predict
+
+    print_help_if_asked(Predict, sys.argv[1:], "predict.py", "predicting")  # without PyTorch
 
 from pretraining.processes.environment import prepare_process
 
@@ -27,10 +31,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Annotated, Any, BinaryIO, Literal
-
-import tyro
+from typing import Any, BinaryIO, Literal
 
 from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
@@ -39,48 +40,17 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, told_at
-from finetuning.prediction import Answer, Device, FineTuned, Numbers, Row, Texts, find_fine_tuned, load
+from finetuning.flags import STANDARD_INPUT, Format, Predict
+from finetuning.prediction import Answer, FineTuned, Row, Texts, find_fine_tuned, load
 
-Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
 ENTITIES = "entities"
 """The key without a column, since its values are nested; the tags say the same."""
-STANDARD_INPUT = Path("-")
 Asked = Mapping[str, Any]
 """The columns of a row, by name."""
 ROWS, CHARACTERS = 4096, 1 << 22
 """Rows and characters that are read before they are answered."""
-
-
-@dataclass(frozen=True)
-class Predict:
-    """Asks a fine-tuned model about text, and writes an answer for every row."""
-
-    model: Annotated[Path, tyro.conf.Positional]
-    """Folder of a fine-tuned model, of run_glue.py and the like or of transformers."""
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional] = (STANDARD_INPUT,)
-    """Files with text; - is standard input."""
-    format: Literal["auto"] | Format = "auto"
-    """What a row is: a line, texts parted by tabs, one of TSV or CSV with the names of the columns in the first line, a
-    JSON object, or one of Parquet (default: by the ending of the file; otherwise lines, or tabs where a row has several
-    texts)."""
-    out: Path | None = None
-    """File to write, whole or not at all (default: standard output)."""
-    replace: bool = False
-    """Replace a file that something else has made."""
-    tsv: bool = False
-    """Write columns parted by tabs, with their names in the first line, instead of JSON."""
-    with_input: bool = False
-    """Write what was asked beside each answer, with all columns that were read."""
-    flush: bool = False
-    """Answer each row as soon as it is read, for a program that waits for the answer before it writes the next one.
-    Otherwise up to 4,096 rows are read and answered together, which is faster."""
-    dtype: Numbers = "auto"
-    """In which numbers the model computes; auto: those that the device is fast in. int8 is faster on a CPU, and less
-    exact: look at the scores first."""
-    device: Device = "auto"
-    """Where it computes."""
 
 
 def main(arguments: list[str]) -> int:
@@ -99,7 +69,7 @@ def predict(wanted: Predict) -> None:
     with ExitStack() as stack:
         if wanted.out:
             stack.enter_context(making([wanted.out], "predict.py", [folder, *wanted.files], wanted.replace))
-        model = load(folder, wanted.dtype, wanted.device)
+        model = load(folder, wanted.dtype)
         out: BinaryIO = stack.enter_context(replacing(wanted.out)) if wanted.out else sys.stdout.buffer
         names: list[str] = []
         for path in wanted.files:

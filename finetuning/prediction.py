@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from data_prep.common.errors import UserError, quote
 from data_prep.common.launchers import World
 from data_prep.vocabulary.vocabulary import Vocabulary
+from finetuning.flags import Numbers
 from finetuning.inputs import Cutter, Items, Ragged
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
@@ -40,7 +41,6 @@ from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.weights import Kind, TaskHead
-from pretraining.config.settings import Dtype
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import (
     CONFIG,
@@ -58,8 +58,6 @@ from pretraining.processes.group import choose_device
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
-Numbers = Dtype | Literal["auto", "int8"]
-"""The dtype that a model computes in."""
 Device = Literal["auto", "cpu", "cuda"]
 Answer = dict[str, Any]
 FIGURES = 9
@@ -127,7 +125,7 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
     """Builds the settings of the layout of text from task.json, otherwise from the usual defaults."""
     usual = min(ANSWER_LENGTH, longest) if head.kind == "spans" else longest
     question = min(Spans().question, usual // 2 - 1)
-    spans = {name: task[name] for name in ("stride", "question", "answer", "best") if name in task}
+    spans = {name: task[name] for name in ("stride", "question", "answer") if name in task}
     try:
         layout = {"length": task.get("length", usual), "spans": {"question": question, **spans}}
         return FineTuning.model_validate(layout)

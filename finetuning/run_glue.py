@@ -16,20 +16,19 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import GlueFlags, begin_rank
 
-    begin_rank(small_steps=True)
+    begin_rank(GlueFlags)
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from finetuning.files.splits import find_glue
+from finetuning.flags import GlueFlags, find_data
 from finetuning.results import PREDICTIONS, RESULTS
-from finetuning.session.flags import Suite, TuningFlags, find_data
 from finetuning.session.session import run
 from finetuning.tasks.glue import TASKS, open_glue, write_submission
 from finetuning.tasks.task import Setup, Task
@@ -37,25 +36,8 @@ from finetuning.tasks.task import Setup, Task
 SUBMISSION = "submission.zip"
 
 
-@dataclass(frozen=True)
-class RunGlue(TuningFlags):
-    """Fine-tunes a model on the tasks of GLUE; every value of the recipe can be given as --section.key VALUE."""
-
-    task: tuple[str, ...] = ()
-    """cola, sst2, mrpc, qqp, stsb, mnli, qnli, rte, wnli (default: all that are found)."""
-    data: Path | None = None
-    """Folder with a folder for each task (default: data/glue, then glue in the folder that CLOZE_DATA names)."""
-
-    keep_going: bool = False
-    """Go on without tasks that cannot be read, which the end names."""
-    submission: bool = False
-    """Write submission.zip also where tasks are missing, which it answers with their first class."""
-
-    faults: list[str] = field(default_factory=list, init=False)
-    """The faults of tasks that are left out."""
-
-    def suite(self) -> Suite:
-        return Suite("glue", "glue", "miniature")
+class RunGlue(GlueFlags):
+    """Reads the tasks of GLUE, and writes their submission."""
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files of the given tasks, or of all that are found."""
@@ -63,25 +45,9 @@ class RunGlue(TuningFlags):
         names = self.task or find_glue(data)
         if not names:
             raise UserError(f"{data}: no folder of a task of GLUE; python finetuning/fetch.py glue fetches them")
-        tasks: list[Task] = []
-        for name in names:
-            try:
-                tasks.append(open_glue(name, data, setup))
-            except UserError as error:
-                if not self.keep_going:
-                    raise
-                self.faults.append(f"{name}: {error}")
-        if not tasks:
-            raise UserError("\n".join(self.faults))
-        return tasks
+        return [open_glue(name, data, setup) for name in names]
 
     def finish(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
-        """Writes the zip for the leaderboard; UserError if tasks were left out."""
-        self._write_submission(out, tasks, console)
-        if self.faults:
-            raise UserError("\n".join(["left out, so that the tables are of the other tasks:", *self.faults]))
-
-    def _write_submission(self, out: Path, tasks: Sequence[Task], console: Console) -> None:
         """Writes the answers to the test splits, with those of earlier commands for the same model, to the zip for the
         leaderboard."""
         zipped = out / SUBMISSION

@@ -21,6 +21,10 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
+    from data_prep.common.flags import print_help_if_asked
+    from finetuning.flags import RunPairs
+
+    print_help_if_asked(RunPairs, sys.argv[1:], "run_pairs.py", "evaluating")  # without PyTorch
 
 from pretraining.processes.environment import prepare_process
 
@@ -34,7 +38,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -50,9 +53,9 @@ from data_prep.common.locks import LOCK, locked
 from data_prep.common.progress import StepProgress
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import make_table, open_console
+from finetuning.flags import RunPairs, find_data
 from finetuning.results import BEGUN, RESULTS, Begun, GroupScore, PairsResult, format_percent
 from finetuning.running.base import RUNS, compute_checksum, find_model, list_casing_doubts, summarize_model
-from finetuning.session.flags import find_data
 from finetuning.tasks.scores import estimate_share_spread
 from pretraining.checkpoint.models import StoredModel
 from pretraining.processes.ending import Ending
@@ -71,26 +74,6 @@ NAMELESS = "(none named)"
 BUSY = "{owner} is at work there; wait for it, or name another --out"
 Group = tuple[str, str]
 """A phenomenon and one of its paradigms; either name may be empty."""
-
-
-@dataclass(frozen=True)
-class RunPairs:
-    """Asks a pre-trained model which sentence of minimal pairs is the good one."""
-
-    model: str | None = None
-    """A run, a checkpoint, a folder of transformers with the heads of pre-training, or a name on the Hugging Face
-    hub (default: the newest exported model)."""
-    pairs: Path | None = None
-    """Table with columns good and bad, and perhaps paradigm and phenomenon: .jsonl, .tsv, .csv or .parquet, also
-    compressed (default: BLiMP)."""
-    out: Path | None = None
-    """Where results go (default: runs/MODEL/pairs)."""
-    each: int | None = None
-    """Pairs of every paradigm that are scored, the first ones (default: all)."""
-    sees: Literal["both", "before"] | None = None
-    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the model computes, in fp32."""
 
 
 @dataclass
@@ -124,7 +107,7 @@ def score_pairs(wanted: RunPairs, console: Console) -> None:
     network = model.build_pretrained(predicts=True)
     checksum = compute_checksum(model.vocabulary, network.shape, network.state_dict())
     begun = Begun(model={"checksum": checksum}, data={"pairs": f"{len(pairs)} {sha256(path)}"})
-    scorer = Scorer(network, model.vocabulary, choose_device(wanted.device, World()))
+    scorer = Scorer(network, model.vocabulary, choose_device("auto", World()))
     counts = minimal.Asked.from_pairs(pairs, scorer.cut_texts(minimal.list_sentences(pairs)), scorer.longest)
     counts.require_telling(f"--pairs {path}")
     asked = Questions(model, scorer, path, pairs, counts, begun, out, console)

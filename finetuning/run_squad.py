@@ -15,37 +15,20 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import SquadFlags, begin_rank
 
-    begin_rank(small_steps=True)
-
-from dataclasses import dataclass
-from typing import Literal
+    begin_rank(SquadFlags)
 
 from data_prep.common.errors import UserError, quote
 from finetuning.files.splits import find_splits
-from finetuning.session.flags import Suite, TuningFlags, find_data
+from finetuning.flags import SquadFlags, find_data
 from finetuning.session.session import run
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 
 
-@dataclass(frozen=True)
-class RunSquad(TuningFlags):
-    """Fine-tunes a model on SQuAD; every value of the recipe can be given as --section.key VALUE."""
-
-    version: Literal["1.1", "2.0"] = "1.1"
-    """1.1: every question has an answer; 2.0: some have none."""
-    data: Path | None = None
-    """Folder with train-v1.1.json and dev-v1.1.json, or those of 2.0 (default: data/squad, or squad in CLOZE_DATA)."""
-    train: Path | None = None
-    """The file to train on, instead of that of the folder."""
-    dev: Path | None = None
-    """The file to score, instead of that of the folder (default: a tenth of the training questions, by whole articles,
-    where there is none)."""
-
-    def suite(self) -> Suite:
-        return Suite(f"squad-{self.version}", f"squad{self.version[0]}")
+class RunSquad(SquadFlags):
+    """Reads the files of SQuAD."""
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""

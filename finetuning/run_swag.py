@@ -14,27 +14,18 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import SwagFlags, begin_rank
 
-    begin_rank(small_steps=True)
+    begin_rank(SwagFlags)
 
-from dataclasses import dataclass
-
-from finetuning.session.flags import Suite, TuningFlags, find_data
+from finetuning.flags import SwagFlags, find_data
 from finetuning.session.session import run
 from finetuning.tasks.swag import open_swag
 from finetuning.tasks.task import Setup, Task
 
 
-@dataclass(frozen=True)
-class RunSwag(TuningFlags):
-    """Fine-tunes a model on SWAG; every value of the recipe can be given as --section.key VALUE."""
-
-    data: Path | None = None
-    """Folder with train.csv, val.csv and test.csv (default: data/swag, then swag in CLOZE_DATA)."""
-
-    def suite(self) -> Suite:
-        return Suite("swag", "swag")
+class RunSwag(SwagFlags):
+    """Reads the files of SWAG."""
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files."""

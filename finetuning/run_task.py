@@ -14,31 +14,19 @@ if __name__ == "__main__":
     from data_prep.common.beginning import begin
 
     begin()
-    from pretraining.processes.environment import begin_rank
+    from finetuning.flags import TaskFlags, begin_rank
 
-    begin_rank(small_steps=True)
-
-from dataclasses import dataclass
-from typing import Annotated
-
-import tyro
+    begin_rank(TaskFlags)
 
 from data_prep.common.errors import UserError
-from finetuning.session.flags import Suite, TuningFlags
+from finetuning.flags import TaskFlags
 from finetuning.session.session import run
 from finetuning.tasks.own import open_own
 from finetuning.tasks.task import Setup, Task
 
 
-@dataclass(frozen=True)
-class RunTask(TuningFlags):
-    """Fine-tunes a model on tasks of your own; every value of the recipe can be given as --section.key VALUE."""
-
-    tasks: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    """TOML files that describe tasks, at least one."""
-
-    def suite(self) -> Suite:
-        return Suite("own", "own", "miniature")
+class RunTask(TaskFlags):
+    """Reads tasks of one's own."""
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files of the tasks."""

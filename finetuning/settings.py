@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from data_prep.common.reading import Form, read_settings
-from data_prep.common.sections import Count, Fraction, InsteadOf, May, Positive, Section
+from data_prep.common.sections import Count, Fraction, InsteadOf, May, Positive, Removed, Section
 from pretraining.config.conflicts import find_computing_faults
 from pretraining.config.schedule import Schedule
 from pretraining.config.settings import Checkpoints, Computing, Logging, PositiveOrAuto
@@ -55,14 +55,13 @@ class Search(Section):
 class Spans(Section):
     """Questions whose answers are spans of a text, as in SQuAD."""
 
+    removed: ClassVar = {"best": Removed(20, "nobody reads more answers of a question")}
     stride: Positive = 128
     """Pieces from one window of a long text to the next."""
     question: Positive = 64
     """Pieces of a question at most; the rest is cut off."""
     answer: Positive = 30
     """Pieces of an answer at most."""
-    best: Positive = 20
-    """Answers of a question that are compared and written."""
 
 
 class Tags(Section):
@@ -88,15 +87,13 @@ LayerChoice = Literal[
 class Features(Section):
     """Frozen activations instead of fine-tuning: a BiLSTM on layers of the encoder."""
 
+    removed: ClassVar = {"cache_gb": Removed(4, "activations that take more are computed again in each epoch")}
     layers: LayerChoice = ""
     """Which layers; mix: as weighted-all, but with the embeddings, as in ELMo; empty: fine-tune the whole model."""
     hidden: Positive = 768
     """Width of the BiLSTM, half of it for each direction."""
     depth: Positive = 2
     """Layers of the BiLSTM."""
-    cache_gb: Annotated[float, Field(ge=0), May.CHANGE_BETWEEN_STARTS] = 4.0
-    """Keep the activations of all items in memory if they take at most this many GB; else each epoch computes them
-    again."""
 
 
 class BiLstm(Section):
@@ -118,6 +115,7 @@ class GlueSettings(Section):
 class FineTuning(Computing):
     """The settings of fine-tuning a model for a task."""
 
+    removed: ClassVar = {"decay": Removed("linear", "all papers of the recipes have it")}
     seed: Annotated[int, Field(ge=0, lt=2**63), Varies("seeds")] = 1
     """Seed of the new head, the order of the data and dropout; restarts count up from it."""
     epochs: Annotated[Rate, InsteadOf(("search.epochs",)), Varies("epochs")] = 3.0
@@ -129,9 +127,7 @@ class FineTuning(Computing):
     learning_rate: Annotated[Rate, InsteadOf(("search.learning_rates",)), Varies("learning rates")] = 3e-5
     """Highest learning rate."""
     warmup: Fraction = 0.1
-    """Share of the steps in which the learning rate grows to its maximum."""
-    decay: Literal["linear", "constant"] = "linear"
-    """Learning rate after the warm-up."""
+    """Share of the steps in which the learning rate grows to its maximum; then it falls to 0."""
     language_loss: Annotated[float, Field(ge=0)] = 0.0
     """GPT's λ: weight of the language head's loss on the same texts, added to the task's loss. Needs a model of the
     objective ltr; 0: none."""
@@ -162,7 +158,7 @@ class FineTuning(Computing):
 
     def schedule(self, steps: int) -> Schedule:
         """Returns the learning rate schedule of a run of `steps` steps."""
-        return Schedule(self.learning_rate, steps, round(self.warmup * steps), self.decay)
+        return Schedule(self.learning_rate, steps, round(self.warmup * steps))
 
 
 FORM = Form(FineTuning, Path(__file__).parent / "recipes")

@@ -21,8 +21,8 @@ from data_prep.common.reading import find_recipe
 from data_prep.common.toml_text import read_toml
 from data_prep.shards import MANIFEST
 from finetuning.files.splits import FOLDERS, LABELLED, find_ner, find_swag, find_task
+from finetuning.flags import find_data
 from finetuning.results import RESULTS
-from finetuning.session.flags import find_data
 from finetuning.settings import FORM as FINE_TUNING
 from pretraining.config.overrides import FORM as PRE_TRAINING
 
@@ -39,13 +39,13 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "finetuning/run_glue.py": ("glue", "miniature"),
     "finetuning/run_squad.py": ("squad1", "squad2"),
     "finetuning/run_swag.py": ("swag",),
-    "finetuning/run_ner.py": ("ner", "ner_features"),
+    "finetuning/run_ner.py": ("ner",),
     "finetuning/run_task.py": ("own", "miniature"),
 }
 """The default recipes of a fine-tuning command, of which it takes one."""
 SEED = 12345
 """The seed of a row's first pre-training, that of the recipes; the next ones follow."""
-FEATURES = "--features.layers"
+FEATURES, FROZEN_NER = "--features.layers", ("--recipe", "ner_features")
 """The flag for the layers whose frozen activations replace fine-tuning."""
 DATA = "{data}"
 """The folder of data in the words of a table."""
@@ -254,9 +254,11 @@ def build_tuning_command(declared: ScaledTable, row: Row, name: str, seed: int) 
     """Builds the command that fine-tunes the model of a row for a column."""
     column, scale, restarts = declared.columns[name], declared.scale, declared.restarts
     trained = build_training_command(declared, row, seed)
-    layers = ("--features" if column.entry == "ner" else FEATURES, row.features) if row.features else ()
+    layers = (FEATURES, row.features) if row.features else ()
     is_frozen = FEATURES in (*layers, *column.words)
-    usual = scale.tune_features if is_frozen else (*scale.tune, *scale.tune_for.get(name, ()))
+    usual = scale.tune_features
+    if not is_frozen or column.entry == "ner":
+        usual = (*FROZEN_NER * is_frozen, *scale.tune, *scale.tune_for.get(name, ()))
     recipe = ("--recipe", row.recipe) if row.recipe and (not usual or "--recipe" in usual) else ()
     flags = split_flags(
         "--model", find_model(declared, row, trained), *usual, *recipe, *column.words, *row.tune, *layers

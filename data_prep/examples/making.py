@@ -27,7 +27,7 @@ from data_prep.examples.parting import Parted, count_use, part_sentences
 from data_prep.examples.parts import read_parts
 from data_prep.examples.streams import draw_bits
 from data_prep.running import NumberedTask
-from data_prep.settings import Settings
+from data_prep.settings import MASK_SPLIT, Settings
 from data_prep.shards import Counts, ShardSet, example_schema
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import Corpus, read_corpus
@@ -92,7 +92,7 @@ def list_shard_sets(length: int, duplicates: int, validation: bool) -> list[Shar
 
 def make_masking_rules(settings: Settings, length: int, vocabulary: Vocabulary) -> Masking:
     """Makes the masking rules for examples of one length from the settings."""
-    masked, random, _ = settings.mask_split
+    masked, random, _ = MASK_SPLIT
     return Masking(
         count_predictions(length, settings.mask_rate, settings.predictions(length)),
         settings.masking == "whole-word",

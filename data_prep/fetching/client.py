@@ -20,7 +20,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 from urllib.error import HTTPError
 from urllib.parse import quote, urlsplit
 
@@ -30,10 +30,13 @@ from data_prep.common.errors import Checks, UserError, describe_failure
 from data_prep.common.files import BLOCK, checksum, read_json, write_json
 from data_prep.common.flags import read_subcommand
 from data_prep.common.progress import StepProgress, duration
+from data_prep.common.sections import Removed
 from data_prep.common.terminal import open_console, run_curable
 
 AGENT = "cloze-fetch/1.0"
-LONGEST_PAUSE = 60.0  # seconds
+RETRIES = 5  # attempts in a row that may fail without any progress
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before another attempt; they double each time
+TIMEOUT = 60.0  # seconds without a byte after which a connection counts as lost
 CLOSED = "connection closed by the server"
 LOST = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
@@ -44,20 +47,18 @@ T = TypeVar("T")
 class FetchOptions:
     """What a user can set for every command of fetch.py."""
 
+    removed: ClassVar[Mapping[str, Removed]] = {
+        "retries": Removed(5, "the same command continues where it stopped"),
+        "wait": Removed(1, f"pauses double up to {LONGEST_PAUSE:g} seconds"),
+        "timeout": Removed(60, "the same command continues where it stopped"),
+        "mirror": Removed(None, "HF_ENDPOINT names another hub; fetch.py url fetches files of any server"),
+    }
     out: Path | None = None
     """Folder for the files (default: data/raw/<name>)."""
-    retries: int = 5
-    """Attempts in a row that may fail without any progress."""
-    wait: float = 1.0
-    """Seconds before another attempt; doubles each time."""
-    timeout: float = 60.0
-    """Seconds without a byte after which a connection counts as lost."""
 
     def checks(self) -> Checks:
-        """Checks the options of all commands; a command adds those of its own."""
-        yield self.retries >= 0, f"--retries {self.retries}: at least 0"
-        yield 0 <= self.wait < 3600, f"--wait {self.wait}: seconds, from 0"
-        yield 0 < self.timeout < 86400, f"--timeout {self.timeout}: seconds, more than 0"
+        """Checks the options of a command."""
+        return iter(())
 
     def fetch(self, client: Client) -> str:
         """Fetches the files; returns the command line that a user will want next."""
@@ -75,7 +76,7 @@ def run_entry(kinds: Mapping[str, type[FetchOptions]], arguments: list[str], pag
         if faults := [message for holds, message in command.checks() if not holds]:  # all at once
             raise UserError("\n".join(faults))
         console = open_console(markup=False, soft_wrap=True)
-        console.print(f"next:\n    {command.fetch(Client(console, command))}")
+        console.print(f"next:\n    {command.fetch(Client(console))}")
 
     code = run_curable(run)
     if code == 130:
@@ -134,11 +135,11 @@ class ChangedError(CutOffError):
 
 
 class Client:
-    """Sends requests to servers, and repeats them as often and after such pauses as the options say."""
+    """Sends requests to servers, and repeats them while they get further."""
 
-    def __init__(self, console: Console, options: FetchOptions) -> None:
-        self.console, self._options = console, options
-        self._cure = "check the network (and what https_proxy says, if there is a proxy), or take a mirror"
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._cure = "check the network (and what https_proxy says, if there is a proxy)"
         self._reached = False  # once a server was reached, a lost network is waited for
 
     def fetch(self, item: Item) -> None:
@@ -183,12 +184,12 @@ class Client:
             except CutOffError as error:
                 failures = 0 if position() > furthest else failures + 1
                 furthest = max(furthest, position())
-                if failures > self._options.retries:
+                if failures > RETRIES:
                     raise UserError(
                         f"{name}: {error}; gave up after {failures} attempts without progress\n"
                         f"{self._cure}; the same command continues"
                     ) from None
-                pause = max(min(self._options.wait * 2 ** max(failures - 1, 0), LONGEST_PAUSE), error.pause)
+                pause = max(min(FIRST_PAUSE * 2 ** max(failures - 1, 0), LONGEST_PAUSE), error.pause)
                 self.console.print(f"{name}: {error}; again in {duration(pause)}")
                 time.sleep(pause)
 
@@ -199,7 +200,7 @@ class Client:
         if item.token:
             request.add_unredirected_header("Authorization", f"Bearer {item.token}")
         try:
-            response: HTTPResponse = urllib.request.urlopen(request, timeout=self._options.timeout)
+            response: HTTPResponse = urllib.request.urlopen(request, timeout=TIMEOUT)
         except (OSError, HTTPException, UnicodeError) as error:
             raise self._explain(error, item) from None
         self._reached = True

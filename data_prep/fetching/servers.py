@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote, urlsplit
 
 import tyro
@@ -18,6 +18,7 @@ from data_prep.common.errors import Checks, UserError
 from data_prep.common.files import is_inside
 from data_prep.common.hub import hub_errors
 from data_prep.common.languages import RULES
+from data_prep.common.sections import Removed
 from data_prep.fetching.client import Client, FetchOptions, Item, is_address
 
 if TYPE_CHECKING:
@@ -32,10 +33,9 @@ CONVERTED = "refs/convert/parquet"  # where the hub keeps what it converted to P
 class Url(FetchOptions):
     """Files with an address of their own."""
 
+    removed: ClassVar = {**FetchOptions.removed, "sha256": Removed(None, "sha256sum -c checks the files")}
     urls: tyro.conf.Positional[tuple[str, ...]]
     """Addresses of the files."""
-    sha256: tuple[str, ...] = ()
-    """Their checksums, in the same order."""
 
     @property
     def names(self) -> list[str]:
@@ -43,8 +43,7 @@ class Url(FetchOptions):
         return [unquote(urlsplit(url).path).rpartition("/")[2] for url in self.urls]
 
     def checks(self) -> Checks:
-        """Checks what cannot be an address, a name of a file or a checksum."""
-        yield from super().checks()
+        """Checks what cannot be an address or a name of a file."""
         names = self.names
         yield names, "nothing to fetch: give at least one address"
         for url, name in zip(self.urls, names, strict=True):
@@ -52,16 +51,14 @@ class Url(FetchOptions):
             named = name and name[0] not in "._" and name.isprintable()
             yield named, f"{url}: must end in the name of a file (without . or _ before it)"
             yield names.count(name) == 1, f"{url}: another address ends in {name} too; fetch it into another --out"
-        yield len(self.sha256) in (0, len(names)), f"--sha256: one for each of the {len(names)} addresses"
-        for checksum in self.sha256:
-            yield re.fullmatch(r"[0-9A-Fa-f]{64}", checksum), f"--sha256 {checksum}: 64 hexadecimal digits"
 
     def fetch(self, client: Client) -> str:
         """Fetches the files under their own names."""
         names = self.names
         folder = self.out or Path("data/raw") / (names[0].partition(".")[0] or "files")
-        rows = zip(self.urls, names, self.sha256 or [""] * len(names), strict=True)
-        return fetch_text(client, folder, [Item(url, folder / name, checksum.lower()) for url, name, checksum in rows])
+        return fetch_text(
+            client, folder, [Item(url, folder / name) for url, name in zip(self.urls, names, strict=True)]
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,21 +69,17 @@ class Wikipedia(FetchOptions):
     """Language of the Wikipedia, as in its address: en, de, zh-min-nan, simple."""
     date: str = "latest"
     """Date of the dump, as in 20250601."""
-    mirror: str = WIKIMEDIA
-    """Address of a server with the same files."""
 
     def checks(self) -> Checks:
-        """Checks what cannot be a language, a date or a server."""
-        yield from super().checks()
+        """Checks what cannot be a language or a date."""
         code = re.fullmatch(r"[A-Za-z0-9]+([-_][A-Za-z0-9]+)*", self.language)
         yield code, f"--language {self.language}: letters, digits and -, such as en or zh-min-nan"
         yield re.fullmatch(r"latest|[0-9]{8}", self.date), f"--date {self.date}: latest, or as in 20250601"
-        yield is_address(self.mirror), f"--mirror {self.mirror}: an address, such as {WIKIMEDIA}"
 
     def fetch(self, client: Client) -> str:
         """Fetches the dump in one file; resolves `latest` to its date, so that no restart mixes two dumps."""
         wiki = self.language.lower().replace("-", "_") + "wiki"
-        base = f"{self.mirror.rstrip('/')}/{wiki}"
+        base = f"{WIKIMEDIA}/{wiki}"
         list_url = f"{base}/{self.date}/{wiki}-{self.date}-sha1sums.txt"
         hint = f"is {self.language} the language of a Wikipedia? the dates that there are: {base}/"
         day = "[0-9]{8}" if self.date == "latest" else self.date
@@ -102,22 +95,15 @@ class Wikipedia(FetchOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Hub(FetchOptions):
-    """The Parquet files of a data set on the Hugging Face hub."""
+    """The Parquet files of a data set on the Hugging Face hub, or on the server that HF_ENDPOINT names."""
 
+    removed: ClassVar = {**FetchOptions.removed, "endpoint": FetchOptions.removed["mirror"]}
     name: tyro.conf.Positional[str]
     """OWNER/NAME of the data set."""
     config_name: str | None = None
     """Its part, a folder of the data set, such as 20231101.en; '*' is all of them."""
     revision: str | None = None
     """Branch, tag or commit (default: main, or where the hub keeps its own conversion to Parquet)."""
-    endpoint: Annotated[str | None, tyro.conf.arg(aliases=["--mirror"])] = None
-    """Address of another server with the same interface (default: HF_ENDPOINT, or huggingface.co)."""
-
-    def checks(self) -> Checks:
-        """Checks what cannot be a server."""
-        yield from super().checks()
-        endpoint = self.endpoint or "https://huggingface.co"
-        yield is_address(endpoint), f"--endpoint {endpoint}: an address, such as https://huggingface.co"
 
     def fetch(self, client: Client) -> str:
         """Fetches the Parquet files of one commit into a folder named after the data set and its part."""
@@ -130,9 +116,9 @@ class Hub(FetchOptions):
         from huggingface_hub import HfApi, get_token, hf_hub_url
         from huggingface_hub.errors import RevisionNotFoundError
 
-        api = HfApi(endpoint=self.endpoint.rstrip("/") if self.endpoint else None)
+        api = HfApi()
         page = f"{api.endpoint}/datasets/{self.name}"
-        with hub_errors(page, "data set", "take a mirror with --mirror", self.revision):
+        with hub_errors(page, "data set", "set HF_ENDPOINT to a mirror", self.revision):
             info, files = list_parquet(api, self.name, self.revision)
             if not files and self.revision is None:
                 with suppress(RevisionNotFoundError):
@@ -142,7 +128,7 @@ class Hub(FetchOptions):
         for file in self.choose(files):
             if not is_inside(file.path):
                 raise UserError(f"{self.name}: the server names a file outside the data set: {file.path}")
-            url = hf_hub_url(info.id, file.path, repo_type="dataset", revision=info.sha, endpoint=api.endpoint)
+            url = hf_hub_url(info.id, file.path, repo_type="dataset", revision=info.sha)
             items.append(Item(url, folder / file.path, file.lfs.sha256 if file.lfs else "", hint, token))
         return items
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from data_prep.arrow_files import map_batches, read_batch, read_shard
 from data_prep.common.errors import DamageError, UserError
+from data_prep.common.sections import Removed
 from data_prep.origins import Origin, find_origins_of_folder
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, Manifest, ShardSet, example_schema
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
@@ -30,22 +31,27 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class Wanted:
-    """Prints a training example, with what is masked, replaced or kept; or a document; or makes a page of a folder."""
+    """Prints a training example or a document of a folder of shards, or makes a page about the folder.
 
+        python data_prep/show.py data/wiki --length 128 --index 7
+
+    The colours mark what is masked, replaced and kept.
+    """
+
+    removed: ClassVar = {
+        "duplicate": Removed(0, "duplicates differ in their masks alone"),
+        "validation": Removed(False, "examples held out are made like the others"),
+    }
     data: Annotated[Path, tyro.conf.Positional]
     """The folder that shard.py wrote."""
     length: int | None = None
     """Length of the examples (default: the shortest there is)."""
     index: int = 0
     """Which example, from 0."""
-    duplicate: int = 0
-    """Which masking duplicate."""
-    validation: bool = False
-    """An example of the documents held out."""
     document: str | None = None
-    """A document in place of an example: its title, or where none has such a title its number, as examples have it."""
+    """Print the document of this title, or of this number, instead of an example."""
     report: bool = False
-    """Make a page of the whole folder, report.html in it, in place of showing an example or a document."""
+    """Write report.html into the folder, a page about all of it, instead."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +74,10 @@ def find_example(wanted: Wanted) -> tuple[ShownExample, Vocabulary]:
     manifest.require_examples(folder)
     sets = manifest.sets()
     length = min(shards.length for shards in sets) if wanted.length is None else wanted.length
-    chosen = ShardSet(length, 0 if wanted.validation else wanted.duplicate, wanted.validation)
+    chosen = ShardSet(length, 0)
     if chosen not in sets:
-        raise UserError(f"{folder}: no {chosen.folder}; there is {', '.join(shards.folder for shards in sets)}")
+        lengths = sorted({shards.length for shards in sets})
+        raise UserError(f"--length {length}: {folder} has no such examples; there is {', '.join(map(str, lengths))}")
     total = sum(record.rows for record in sets[chosen])
     if not 0 <= row < total:
         raise UserError(f"--index {row}: {chosen.folder} has {total:,} examples, 0 to {total - 1}")

@@ -92,7 +92,7 @@ class Steps:
         s = self.settings
         language = s.language_of(bundle.source) or DEFAULT
         field = s.text_field_of(bundle.source)
-        return ExtractTask(self.folder, bundle, language, field, s.errors, s.formulas, self.filters)
+        return ExtractTask(self.folder, bundle, language, field, s.errors, self.filters)
 
     def read(self, bundles: list[Bundle]) -> Iterable[DocumentsRecord]:
         """Reads all files into documents."""

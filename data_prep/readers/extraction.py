@@ -19,7 +19,7 @@ from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Document, Options, Problems, group_documents, replace_path
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.readers.splitting import split_sentences
-from data_prep.settings import TEXT_FIELD, Errors, Formulas, Settings
+from data_prep.settings import TEXT_FIELD, Errors, Settings
 from data_prep.shards import WORK
 from data_prep.work import DocumentsRecord, TextFile
 
@@ -37,7 +37,6 @@ class ExtractTask:
     language: str
     text_field: str
     errors: Errors
-    formulas: Formulas = "drop"
     filters: tuple[Filter, ...] = ()
     """What documents are asked before they are split into sentences; those that fail are left out."""
     limit: float = math.inf
@@ -78,7 +77,7 @@ def sample_sources(files: Sequence[SourceFile], s: Settings, filters: Sequence[F
         bundles = make_bundles([file for file in files if file.source == source])
         chosen = bundles[:: -(-len(bundles) * len(names) // PLACES) or 1]
         limit = max(SAMPLE // len(names), SAMPLE // PLACES) // max(1, len(chosen))
-        options = Options(Problems("skip"), s.text_field_of(source), source, s.formulas, limit)
+        options = Options(Problems("skip"), s.text_field_of(source), source, limit)
         read = (chain.from_iterable(list_readers()[b.format].read(span, options) for span in b.spans) for b in chosen)
         groups = (next(group_documents(documents, limit), []) for documents in read)
         documents = Sieve("", filters).sift(chain.from_iterable(groups))
@@ -89,7 +88,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
     """Writes the documents of a bundle into files; a bundle of one huge file makes several."""
     problems = Problems(task.errors)
     reader = list_readers()[task.bundle.format]
-    options = Options(problems, task.text_field, task.bundle.source, task.formulas)
+    options = Options(problems, task.text_field, task.bundle.source)
 
     def documents() -> Iterator[Document]:
         size = 0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_prep.common.errors import UserError, quote
-from data_prep.settings import Errors, Formulas
+from data_prep.settings import Errors
 
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
 LEAVES_OUT = "--errors skip leaves it out and lists it"
@@ -143,7 +143,6 @@ class Options:
     text_field: str = "text"
     source: str = "NAME"
     """The name of the source, which messages about the field use."""
-    formulas: Formulas = "drop"
     limit: int = 1 << 62
     """For a sample: bytes after which a file that is one document may be cut."""
 

@@ -35,8 +35,6 @@ WORD = re.compile(r"[^\W_]")
 
 POWER = re.compile(rf"(?<=\d)([{Sign.RAISED}{Sign.LOWERED}])(?=[-−–+]?\d)")
 SHIFTS = str.maketrans("", "", Sign.RAISED + Sign.LOWERED)
-FORMULAS = re.compile(rf"{Sign.FORMULA}(?: ?{Sign.FORMULA})*")
-GLUED = re.compile(rf"(?<=\w)(?={Sign.FORMULA})|(?<={Sign.FORMULA})(?=\w)")
 
 RUN = re.compile(f"([{Sign.GONE}{Sign.HOLE}](?: ?[{Sign.GONE}{Sign.HOLE}])* ?)")
 PRICE = re.compile(r"(?:\b(?:US|AU|NZ|A|C|NT|HK))?[$£€¥₹] ?\Z")
@@ -63,19 +61,14 @@ def plain_quotes(text: str) -> str:
     return QUOTES.sub(_apostrophes, text)
 
 
-def tidy(text: str, word: str) -> str:
-    """Writes a paragraph, freed of tags, on one line; formulas become the word, and without one nothing is written.
-
-    A paragraph of formulas alone is none.
-    """
+def tidy(text: str) -> str:
+    """Writes a paragraph, freed of tags, on one line; nothing of one with a formula, whose sentences lack a part."""
+    if Sign.FORMULA in text:
+        return ""
     text = MAGIC_WORD.sub("", plain_quotes(text).replace(Sign.JOINT, "").replace(Sign.BREAK, " "))
     if any(pair in text for pair in STRAY_PAIRS):
         text = STRAY.sub("", text)
     text = " ".join(unescape(text).split())
-    if Sign.FORMULA in text:
-        if not word or not WORD.search(text.replace(Sign.FORMULA, "")):
-            return ""
-        text = FORMULAS.sub(word, GLUED.sub(" ", text))
     if Sign.RAISED in text or Sign.LOWERED in text:
         text = POWER.sub(lambda shift: "^" if shift[1] == Sign.RAISED else "_", text).translate(SHIFTS)
     if Sign.GONE in text or Sign.HOLE in text:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 
 from data_prep.readers.templates import expand
 from data_prep.readers.tidying import NOTHING, SIGNS, Sign, plain_quotes, tidy, unescape
-from data_prep.settings import Formulas
 
 SKIPPED_PREFIXES = frozenset(
     "file image category media bild imagen imagem afbeelding grafika изображение 画像 图像 圖像".split()
@@ -87,9 +86,8 @@ def remove_tags(text: str) -> str:
 class Wikitext:
     """Finds the text in the pages of one wiki."""
 
-    def __init__(self, skipped_prefixes: Iterable[str] = (), formulas: Formulas = "drop") -> None:
+    def __init__(self, skipped_prefixes: Iterable[str] = ()) -> None:
         self._skipped = SKIPPED_PREFIXES | frozenset(skipped_prefixes)
-        self._word = "formula" if formulas == "word" else ""
 
     def passages(self, text: str) -> list[str]:
         """Lists the paragraphs of a page."""
@@ -102,7 +100,7 @@ class Wikitext:
         if "-{" in plain:
             plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
         parts = (part for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines))
-        return [passage for part in parts if WORD.search(passage := tidy(remove_tags(part), self._word))]
+        return [passage for part in parts if WORD.search(passage := tidy(remove_tags(part)))]
 
 
 def _paragraphs(plain: str) -> Iterator[str]:

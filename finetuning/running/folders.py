@@ -23,7 +23,7 @@ from finetuning.model.heads import TaskModel, compute_logits
 from finetuning.results import MODEL, PREDICTIONS, ModelScores
 from finetuning.running.base import Base, Run, find_model, summarize_model
 from finetuning.running.outputs import Outputs
-from finetuning.settings import BiLstm, FineTuning
+from finetuning.settings import BiLstm, Features, FineTuning
 from pretraining.architectures.declaration import read_shape
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
@@ -149,7 +149,8 @@ def _read_features(
     """Builds the model on frozen features that task.json describes, with its encoder."""
     with _report_damage(folder):
         known, scratch = task["base"], task["base"]["from_scratch"]
-        settings = FineTuning.model_validate({"seed": task["seed"], "features": task["features"]})
+        features = {name: task["features"][name] for name in Features.model_fields}  # older folders have others too
+        settings = FineTuning.model_validate({"seed": task["seed"], "features": features})
         names = [known["name"], *([task["backward"]] if "backward" in task else [])]
     try:
         base = Base(find_model(names[0], known.get("sees")), scratch, *map(find_model, names[1:]))

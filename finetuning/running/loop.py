@@ -121,8 +121,7 @@ class Tuner(Loop):
             key = f"{self.task.name} {model.frozen.compute_fingerprint(self.engine.dtype)}"
             if key not in kept:
                 kept.clear()
-                limit, say = self.settings.features.cache_gb, self.log.say
-                kept[key] = keep_activations(self.items, model.frozen, self.engine.dtype, limit, self.context, say)
+                kept[key] = keep_activations(self.items, model.frozen, self.engine.dtype, self.context, self.log.say)
             self.items = kept[key]
             self.batches = TrainingBatches(self.items["train"], self.settings, world.rank, world.size)
 

@@ -126,7 +126,9 @@ def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
     return Ragged.join(outputs for _, outputs in parts).take(first)
 
 
-LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer", "spans.best")
+KEPT_GB = 4.0
+"""Gigabytes of activations of frozen encoders that a machine keeps in memory: every machine has these."""
+LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer")
 """Settings of the layout of text, which a fine-tuned model's folder stores."""
 
 
@@ -192,18 +194,17 @@ def keep_activations(
     splits: Mapping[str, Items],
     frozen: FrozenEncoders,
     dtype: torch.dtype,
-    limit: float,
     context: Context,
     say: Callable[[str], None],
 ) -> Mapping[str, Items]:
-    """Returns the items with their activations; unchanged if those of all ranks of a machine take more than `limit`,
-    in 10⁹ bytes. All ranks call it together."""
+    """Returns the items with their activations; unchanged if those of all ranks of a machine take more than
+    KEPT_GB. All ranks call it together."""
     rows = {split: count_rows(items) for split, items in splits.items()}
     values = frozen.count * frozen.width * sum(map(len, (each.values for each in rows.values())))
     size = values * dtype.itemsize * max(gather(context.world.local_size)) / 1e9
     what = f"activations of {', '.join(splits)} take {size:,.3g} GB of memory"
-    if size > limit:
-        say(f"{what}, more than --features.cache_gb {limit:g}: they are computed again in every epoch")
+    if size > KEPT_GB:
+        say(f"{what}, more than {KEPT_GB:g}: they are computed again in every epoch")
         return splits
     say(f"{what}, and are computed once")
     return {split: compute_activations(items, rows[split], frozen, dtype, context) for split, items in splits.items()}

@@ -23,7 +23,7 @@ from finetuning.running.batches import RULE
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import BrokenError, add_certainty, compute_model_outputs, score_splits
 from finetuning.scale import ScoreScale
-from finetuning.settings import Features, FineTuning, Varies
+from finetuning.settings import FineTuning, Varies
 from finetuning.tasks.task import Column, Task
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
@@ -31,10 +31,7 @@ from pretraining.engine.precision import name_dtype
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather, shared_errors
 
-NOT_COMPARED: dict[str, Any] = {
-    **dict.fromkeys(list_settings(FineTuning, May.CHANGE_BETWEEN_STARTS), True),
-    "features": {*list_settings(Features, May.CHANGE_BETWEEN_STARTS)},
-}
+NOT_COMPARED = {*list_settings(FineTuning, May.CHANGE_BETWEEN_STARTS)}
 """Settings that may change during a search: they change the outcome of a run by rounding alone."""
 
 NO_SCORES = ModelScores()

@@ -57,7 +57,7 @@ def build_plan(
     common = make_table("how", "")
     for name, value in {
         **{name: ", ".join(map(str, values)) for name, values in varied.items()},
-        "warm-up": f"{settings.warmup:.0%} of the steps, then {settings.decay}",
+        "warm-up": f"{settings.warmup:.0%} of the steps",
         "length": f"{settings.length} pieces",
         "precision": settings.precision.dtype,
         "at a time": f"{share.jobs} of {len(every)} runs, threads of each: {share.threads}",

@@ -30,6 +30,7 @@ from data_prep.common.progress import duration
 from data_prep.common.reading import peek_device
 from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
+from finetuning.flags import TuningFlags
 from finetuning.inputs import Cutter
 from finetuning.results import PLAN, RESULTS
 from finetuning.running import search
@@ -37,7 +38,6 @@ from finetuning.running.base import RUNS, Base, Run, find_model, find_order, lis
 from finetuning.running.folders import refuse_without_class
 from finetuning.running.outputs import list_layout_overrides
 from finetuning.session import report, workers
-from finetuning.session.flags import TuningFlags
 from finetuning.session.item_checks import check_items
 from finetuning.settings import FORM, load_settings
 from finetuning.tasks.task import Setup
@@ -119,7 +119,7 @@ class Session:
         recipe = flags.recipe or (model.shape.hidden < SMALL and suite.small_recipe) or suite.recipe
         if flags.evaluate:
             given = {word.removeprefix("--").partition("=")[0] for word in self.overrides if word.startswith("--")}
-            for name in ("from_scratch", "learning_rates", "seeds", "batch", "epochs"):
+            for name in ("from_scratch", "seeds", "learning_rate", "search.learning_rates", "batch", "epochs"):
                 if getattr(flags, name, name in given):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]

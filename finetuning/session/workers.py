@@ -20,6 +20,7 @@ from data_prep.common.capacity import num_cores
 from data_prep.common.launchers import World
 from data_prep.common.locks import LOCK, HeldError, locked
 from data_prep.common.supervision import end_with_parent
+from finetuning.running.outputs import KEPT_GB
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.engine.precision import choose_dtype, name_dtype
@@ -143,5 +144,5 @@ def estimate_memory(task: Task, settings: FineTuning, shape: Shape, device: torc
     full = plan_activations(shape, dtype, sequences, length, on_gpu, seen=length)  # as spans and tags do
     activations = full.recomputed if settings.compute.checkpoint_activations else full.kept
     state = plan_memory(shape, dtype, 1, settings.parallel.zero, optimizer=find_optimizer(settings.optimizer)).device
-    kept = 1e9 * settings.features.cache_gb if settings.features.layers else 0.0
+    kept = 1e9 * KEPT_GB if settings.features.layers else 0.0
     return PROCESS + 4 * num_parameters(shape) + state + activations + kept

@@ -13,10 +13,11 @@ from numpy.lib.stride_tricks import sliding_window_view
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from finetuning.inputs import Cutter, Encoded, Ragged
-from finetuning.settings import FineTuning, Spans
+from finetuning.settings import FineTuning
 
-SPARE = 5
-"""Spans of a window that are kept, as a multiple of the wanted answers: several may have the same text."""
+BEST, SPARE = 20, 5
+"""Answers of a question that are compared and written, as in BERT's code; and the spans of a window that are kept, as a
+multiple of these: several may have the same text."""
 
 
 class Places(NamedTuple):
@@ -168,25 +169,25 @@ def find_answers(windows: TextWindows, outputs: Ragged, optional: bool) -> Itera
             begin, end = places.begins[number], places.ends[number]
             nulls.append((float(row[0, 0]), float(row[0, 1])))
             seen = row[before[number] : before[number] + end - begin]
-            found = _best_spans(seen, windows.find_owned(number), windows.spans)
+            found = _best_spans(seen, windows.find_owned(number), windows.spans.answer)
             spans.append(found + begin)
             logits.append(np.stack([seen[found[:, 0], 0], seen[found[:, 1], 1]], 1))
         best = np.concatenate(spans)
         stretches = np.stack([offsets[best[:, 0], 0], offsets[best[:, 1], 1]], 1)
         context, null = windows.texts[windows.context[question]], min(nulls, key=sum)
-        yield _rank_answers(context, stretches, np.concatenate(logits), null, optional, windows.spans.best)
+        yield _rank_answers(context, stretches, np.concatenate(logits), null, optional)
 
 
-def _best_spans(logits: Array, owned: Array, spans: Spans) -> Array:
+def _best_spans(logits: Array, owned: Array, longest: int) -> Array:
     """Finds the best spans (n, 2) of a window, first and last piece, the best first."""
-    reach = min(spans.answer, len(logits))
+    reach = min(longest, len(logits))
     if not reach:
         return np.zeros((0, 2), np.int64)
     ends = np.concatenate([logits[:, 1], np.full(reach - 1, -np.inf)])
     scores = np.where(owned, logits[:, 0], -np.inf)[:, None] + sliding_window_view(ends, reach)
-    starts = _find_greatest(scores.max(1), SPARE * spans.best)  # the best spans begin there and nowhere else
+    starts = _find_greatest(scores.max(1), SPARE * BEST)  # the best spans begin there and nowhere else
     scores = scores[starts].reshape(-1)
-    best = _find_greatest(scores, SPARE * spans.best)
+    best = _find_greatest(scores, SPARE * BEST)
     best = best[scores[best] > -np.inf]
     first = starts[best // reach]
     return np.stack([first, first + best % reach], 1)
@@ -198,13 +199,13 @@ def _find_greatest(values: Array, number: int) -> Array:
 
 
 def _rank_answers(
-    context: str, stretches: Array, logits: Array, null: tuple[float, float], optional: bool, number: int
+    context: str, stretches: Array, logits: Array, null: tuple[float, float], optional: bool
 ) -> RankedAnswers:
-    """Makes answers of the best spans (n, 2) of a text in characters: at most `number`, each text once."""
+    """Makes answers of the best spans (n, 2) of a text in characters: at most BEST, each text once."""
     order = np.argsort(-logits.sum(1), kind="stable")
     found: dict[str, tuple[int, float, float]] = {}
     for (start, end), pair in zip(stretches[order].tolist(), logits[order].tolist(), strict=True):
-        if len(found) == number:
+        if len(found) == BEST:
             break
         if end > start:
             found.setdefault(context[start:end], (start, *pair))

@@ -125,7 +125,7 @@ class MaskedPieces(Objective):
                 if (value := getattr(settings, name)) != type(settings).model_fields[name].default:
                     yield (
                         f"objective.{name} = {show_value(value)}: static masks are in the data already; take "
-                        'objective.masks = "dynamic", or make other data with shard.py --mask-rate and --mask-split'
+                        'objective.masks = "dynamic", or make other data with shard.py --mask-rate'
                     )
         if timed and settings.last_rate is not None:
             yield (

@@ -302,7 +302,7 @@ def test_the_whole_way_from_text_to_a_table(site: Site) -> None:
     python = f'python() {{ [[ $* == *fetch.py* ]] || {sys.executable} "$@"; }}\n'
     (site.folder / ".venv" / "bin" / "activate").write_text(python)
     words = ["--shards", "data/chain", "--recipe", "recipe.toml", "--run", "runs/chain"]
-    words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning-rates 1e-3 --length 64"]
+    words += ["--tasks", "sst2", "swag", "--seeds", "2", "--for-finetune=--epochs 1 --learning_rate 1e-3 --length 64"]
     words += ["--for-prepare=--lengths 32 64 --duplicates 2 --vocab-size 300 --validation 0.05"]
     options = {"CLOZE_PREPARE_OPTIONS": "--nodes=2 --ntasks-per-node=2"}
     options["CLOZE_PRETRAIN_OPTIONS"] = "--nodes=2 --gpus-per-node=1"

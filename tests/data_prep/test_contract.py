@@ -41,7 +41,7 @@ def shards(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def unpaired(marked_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    more = ("--pairs", "none", "--short-probability", "0", "--validation", "0")
+    more = ("--pairs", "none", "--validation", "0")
     return make(tmp_path_factory.mktemp("none") / "out", "--docs", marked_text, *ASKED, *more)
 
 

@@ -104,7 +104,7 @@ def test_corpora_are_joined_as_if_their_text_were_read_at_once(docs: list[str], 
     assert Manifest.read(french).settings.language == {"more": "fr"}
 
 
-NEED_TEXT = "--vocab-size 30522|--cased|--vocab x|--extend 9|--language de|--formulas word|--text-field word".split("|")
+NEED_TEXT = "--vocab-size 30522|--cased|--vocab x|--extend 9|--language de|--text-field word".split("|")
 NEED_TEXT += ["--format text", "--min-words 9"]
 
 

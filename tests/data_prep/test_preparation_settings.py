@@ -10,8 +10,7 @@ import psutil
 import pytest
 from conftest import WORDS, sentence, write_wiki
 from support.commands import run_main
-from support.reading import page, wiki_dump
-from support.shards import SHORT, command, make, run, tell
+from support.shards import SHORT, command, make, run
 
 from data_prep import shard
 from data_prep.common.errors import UserError
@@ -42,8 +41,6 @@ def test_settings_of_a_file_yield_to_flags(wiki: Path, tmp_path: Path, monkeypat
         ("", "nothing to read"),
         ("--docs nowhere", "--docs nowhere: no such file or folder"),
         ("--docs wiki --lengths 4 8193", "--lengths 8193: from 8 to 8192"),
-        ("--docs wiki --mask-split 80 10 5", "three shares in percent that make 100"),
-        ("--docs wiki --max-predictions 20", "one number for each of the 2 lengths"),
         ("--docs wiki --shard-size bananas", "--shard-size bananas: a number and a unit"),
         ("--docs wiki --validation 1", "--validation 1.0: a share from 0, below 1"),
         ("--docs wiki --mask-rate nan", "--mask-rate nan: a share between 0 and 1"),
@@ -100,7 +97,8 @@ def test_an_unknown_key_of_a_file_is_refused_with_the_nearest(tmp_path: Path) ->
 
 def test_values_of_a_file_must_be_of_their_kind(tmp_path: Path) -> None:
     allowed = ["workers = 2", "cased = true", "validation = 0", 'text-field = ["x=body"]', 'text-field = "body"']
-    refused = ['workers = "4"', "workers = 1.5", "seed = 1.9", "lengths = [128.7]", "mask-split = [90, 10]"]
+    allowed += ["mask-split = [80, 10, 10]"]
+    refused = ['workers = "4"', "workers = 1.5", "seed = 1.9", "lengths = [128.7]", "mask-split = [90, 10, 0]"]
     refused += ["cased = 1", 'config = "other.toml"', "vocab-size = 200\nvocab_size = 5000"]
 
     def is_allowed(line: str) -> bool:
@@ -113,24 +111,11 @@ def test_values_of_a_file_must_be_of_their_kind(tmp_path: Path) -> None:
     assert [line for line in allowed + refused if is_allowed(line)] == allowed
 
 
-def test_formulas_stay_as_a_word_where_that_is_asked_for(tmp_path: Path) -> None:
-    text = " ".join(f"Sentence {n} is about the sum of many things." for n in range(20))
-    pages = (page(f"T{n}", f"It is &lt;math&gt;x^{n}&lt;/math&gt;.\n\n{text} {n}", n) for n in range(9))
-    (tmp_path / "x.xml").write_bytes(wiki_dump(*pages))
-    options = ["--docs", tmp_path / "x.xml", *SHORT]
-    for way, there in (("drop", False), ("word", True)):
-        out = make(tmp_path / way, *options, "--formulas", way)
-        assert Manifest.read(out).settings.as_json()["formulas"] == way
-        assert ("formula" in (out / "vocab.txt").read_text().split()) is there
-    assert "--formulas was drop, now word" in tell(tmp_path / "drop", *options, "--formulas", "word", code=2)
-
-
 def test_a_finished_folder_is_left_as_it_is(wiki: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run(wiki, out)
     times = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
-    spelled_otherwise = ["--mask-split", "80", "10", "10", "--shard-size", "128000"]
-    assert "is complete already; nothing to do" in run(wiki, out, *spelled_otherwise)
+    assert "is complete already; nothing to do" in run(wiki, out, "--formulas", "drop", "--shard-size", "128000")
     said = run(wiki, out, "--seed", "2", "--masking", "whole-word", code=2)
     assert "--seed was 12345, now 2" in said
     assert "--masking was token, now whole-word" in said

@@ -93,7 +93,6 @@ def test_a_half_finished_folder_is_checked_and_shown(tmp_path: Path) -> None:
 
 def test_an_example_is_shown_with_its_masks(sound: Path) -> None:
     row = read_shard(sound / "length-32/duplicate-0/shard-00000.arrow").slice(7, 1).to_pylist()[0]
-    assert "example 0" in run_main(show.main, sound, "--validation")
     out = run_main(show.main, sound, "--length", 32, "--index", 7)
     heading, a, b, _ = out.strip().split("\n")
     facts = (f"example 7: {len(row['pieces'])} pieces, {len(row['masked'])} masked", "wiki", "Article")
@@ -108,8 +107,7 @@ def test_an_example_is_shown_with_its_masks(sound: Path) -> None:
     [
         (["--index", "1000000"], "--index 1000000: length-32/duplicate-0 has"),
         (["--index", "-1"], "--index -1"),
-        (["--length", "99"], "no length-99/duplicate-0; there is length-32/duplicate-0"),
-        (["--duplicate", "9"], "no length-32/duplicate-9"),
+        (["--length", "99"], "has no such examples; there is 32"),
     ],
 )
 def test_an_example_that_is_not_there_is_refused(arguments: list[str], message: str, sound: Path) -> None:

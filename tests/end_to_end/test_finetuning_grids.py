@@ -22,7 +22,7 @@ from support.training import assert_ended, assert_well
 
 from pretraining.processes.ending import Code
 
-GRID = ["--learning-rates", "3e-3", "1e-3", "--seeds", "2"]
+GRID = ["--search.learning_rates", "[3e-3, 1e-3]", "--seeds", "2"]
 NAMES = ["lr0.001-seed1", "lr0.001-seed2", "lr0.003-seed1", "lr0.003-seed2"]
 LONG = ["--epochs", "60", "--checkpoints.every", "20"]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "PYTHONPATH": str(ROOT)}
@@ -47,7 +47,7 @@ def begun(shared_toy: Toy) -> Path:
 @pytest.mark.slow
 def test_a_killed_grid_goes_on_where_it_was(toy: Toy, grid: dict[str, Any]) -> None:
     """What is done is not done again, nor what a smaller grid has done, and all is as it would have been."""
-    assert_well(fine_tune(toy.command("killed", "--learning-rates", "1e-3")))
+    assert_well(fine_tune(toy.command("killed", "--learning_rate", "1e-3")))
     run = launch(toy.command("killed", *GRID), fault=partial(kill_at, 7, "lr0.003-seed2"))
     assert [rank.code for rank in run.wait()] == [-signal.SIGKILL]
     done = {path: path.stat().st_mtime_ns for path in (toy.folder / "killed").glob("toy/*/results.json")}

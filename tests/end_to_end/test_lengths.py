@@ -101,7 +101,7 @@ def test_modern_bert_reads_eight_thousand_pieces(place: Place) -> None:
     """The commands of its recipe, with a small model: shards of both lengths, dynamic masks, both phases, an export."""
     data, run = place.folder / "data", place.folder / "run"
     words = f"--docs {place.data.with_name('data-text')} --out {data} --lengths 1024 8192 --pairs full-sentences"
-    words += " --short-probability 0 --duplicates 1 --tokenizer bytelevel --vocab-size 400 --validation 0.2"
+    words += " --duplicates 1 --tokenizer bytelevel --vocab-size 400 --validation 0.2"
     assert shard.main(words.split()) == 0
     words = f"--recipe modern_base --data {data} --out {run} --logging.every 1"
     words += " --model.layers 3 --model.hidden 32 --model.heads 2 --model.intermediate 48"

@@ -22,6 +22,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 from data_prep.common.files import write_json
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict
+from finetuning.flags import Predict
 from finetuning.inputs import Ragged
 from finetuning.prediction import FineTuned, load
 from finetuning.tasks.spans import TextWindows
@@ -190,7 +191,7 @@ def test_rows_are_answered_some_at_a_time(folders: dict[Kind, Path], monkeypatch
     monkeypatch.setattr(predict, "ROWS", 3)
     monkeypatch.setattr(Path, "open", lambda *_: Stream("".join(f"{text}\n" for text in texts).encode()))
     answers: list[Any] = []
-    for part in predict.answer_file(model, Path("some.txt"), predict.Predict(Path("model"))):
+    for part in predict.answer_file(model, Path("some.txt"), Predict(Path("model"))):
         answers += part
         assert len(read) <= len(answers) + 1
     together = model(texts)
@@ -216,8 +217,6 @@ def test_what_cannot_answer_is_refused(
     assert f"{none}: no such file" in ask("classes", none, code=2)
     for row in ("a fine film", {"text": "a"}):
         assert "one row alone; give a list of rows" in refusal(load(folders["classes"]), row)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert "a GPU was asked for, but" in ask("classes", "--device", "cuda", code=2)
 
 
 def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:

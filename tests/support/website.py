@@ -19,9 +19,12 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 from conftest import ROOT
+from huggingface_hub import constants
 from support.commands import run_main, wait_for
 
 from data_prep import fetch
+from data_prep.fetching import client, servers
+from finetuning import fetch as tasks
 
 FETCH = str(ROOT / "data_prep" / "fetch.py")
 COMMIT = "89abcdef0123456789abcdef0123456789abcdef"
@@ -177,22 +180,34 @@ mirror = site
 
 @pytest.fixture
 def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An empty folder to work in, no proxy, and nothing of the user's own settings for the hub."""
+    """An empty folder to work in, hardly a pause between attempts, no proxy, none of the user's settings of the hub."""
     for name in [name for name in os.environ if name.startswith("HF_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    monkeypatch.setattr(client, "FIRST_PAUSE", 0.01)
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
 
 
-def arguments(*more: object) -> list[str]:
-    return [*map(str, more), "--wait", "0.01"]
+@pytest.fixture
+def official(site: Site, monkeypatch: pytest.MonkeyPatch) -> Site:
+    """The site in place of those of Wikipedia, the hub, SQuAD and SWAG."""
+    replace_servers(monkeypatch, site.url)
+    return site
+
+
+def replace_servers(patch: pytest.MonkeyPatch, url: str) -> None:
+    """Lets commands that fetch ask this address."""
+    places = [(servers, "WIKIMEDIA"), (constants, "ENDPOINT"), (tasks, "SQUAD_SERVER"), (tasks, "SWAG_SERVER")]
+    for module, name in places:
+        patch.setattr(module, name, url)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}")
 
 
 def run(*more: object, code: int = 0) -> str:
-    """Runs fetch.py in this process, with hardly a pause between attempts; returns what it says."""
-    return run_main(fetch.main, *arguments(*more), code=code)
+    """Runs fetch.py in this process; returns what it says."""
+    return run_main(fetch.main, *map(str, more), code=code)
 
 
 def names(folder: Path) -> list[str]:

@@ -26,7 +26,7 @@ FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the articles among the pages that begin in a span."""
-    wikitext = Wikitext(_skipped_prefixes(span.path), options.formulas)
+    wikitext = Wikitext(_skipped_prefixes(span.path))
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump

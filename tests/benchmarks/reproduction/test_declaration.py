@@ -48,8 +48,7 @@ def test_every_row_is_made_by_commands_that_are_named_once_and_understood(tables
                 check_recipe(step.kind, recipe, tuple(map(str, join_flags(flags))))
 
 
-FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scratch", "--train", "--features", "--data"}
-FLAGS |= {"--recipe", "--learning-rates"}
+FLAGS = {"--model", "--backward", "--task", "--version", "--seeds", "--from-scratch", "--train", "--data", "--recipe"}
 """Flags of commands, which are no values of a recipe."""
 
 

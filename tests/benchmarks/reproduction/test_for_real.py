@@ -34,7 +34,7 @@ def smallest(folder: Path) -> ScaledTable:
             "steps": 16,
             "keep_every": 4,
             "restarts": 2,
-            "tune": ("--epochs", "1", "--learning-rates", "1e-3", "--search.jobs", "1"),
+            "tune": ("--epochs", "1", "--learning_rate", "1e-3", "--search.jobs", "1"),
             "pairs": ("--each", "2"),
             "stand_ins": dict.fromkeys(("mnli", "qnli", "mrpcacc", "squad"), "") | {"sst2": "sst2"},
         }

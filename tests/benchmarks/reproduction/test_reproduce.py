@@ -361,6 +361,6 @@ def test_other_files_of_tasks_and_pairs_give_other_results(tmp_path: Path, monke
 
 def test_the_recipes_of_a_command_are_those_that_it_takes() -> None:
     squad = (RunSquad(version="1.1"), RunSquad(version="2.0"))
-    suites = [run.suite() for run in (RunGlue(), RunNer(), RunNer(features="last"), RunSwag(), RunTask(), *squad)]
+    suites = [run.suite() for run in (RunGlue(), RunNer(), RunSwag(), RunTask(), *squad)]
     taken = {name for suite in suites for name in (suite.recipe, suite.small_recipe) if name}
     assert taken == {name for names in RECIPES.values() for name in names}

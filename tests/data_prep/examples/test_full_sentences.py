@@ -47,7 +47,7 @@ from pretraining.objectives.declaration import Objective, configure_objective, o
 from pretraining.objectives.mlm import MaskedSettings
 
 SEPARATOR = 60_000  # of corpora whose pieces are their own positions
-FULL = ("--pairs", "full-sentences", "--short-probability", "0")
+FULL = ("--pairs", "full-sentences")
 
 
 class Packed(NamedTuple):

@@ -40,8 +40,9 @@ class Masked(NamedTuple):
 
 def rules(most: int = 77, masking: MaskedUnit = "token", rate: float = 0.15, split: Split = (80, 10, 10)) -> Masking:
     """Makes rules of masking from settings, as the command line does, for examples of up to LONGEST pieces."""
-    chosen = Settings(lengths=(LONGEST,), max_predictions=(most,), masking=masking, mask_rate=rate, mask_split=split)
-    return make_masking_rules(chosen, LONGEST, VOCABULARY)
+    made = make_masking_rules(Settings(lengths=(LONGEST,), masking=masking, mask_rate=rate), LONGEST, VOCABULARY)
+    most_of = count_predictions(LONGEST, rate, most)
+    return made._replace(predictions=most_of, mask_share=split[0] / 100, random_share=split[1] / 100)
 
 
 def pair(a: list[int], b: list[int]) -> tuple[Array, int]:

@@ -1,6 +1,5 @@
 """Downloads go on where they stopped, only a file that is right takes its name, and what fails is told."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -13,18 +12,18 @@ from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import pytest
-from support.commands import run_main, start, wait_for
-from support.website import CONTENT, FETCH, OTHER, SIZE, Site, arguments, names, run
+from support.commands import start, wait_for
+from support.website import CONTENT, FETCH, OTHER, SIZE, Site, names, replace_servers, run
 
-from data_prep import fetch
+from data_prep.fetching import client
 
 pytest_plugins = ["support.website"]
 pytestmark = pytest.mark.usefixtures("surroundings")
 
 
-def fetch_content(site: Site, *more: object) -> None:
+def fetch_content(site: Site) -> None:
     """Fetches a file, which must arrive whole."""
-    run("url", site.put("/a.txt", CONTENT), "--out", "out", *more)
+    run("url", site.put("/a.txt", CONTENT), "--out", "out")
     assert Path("out/a.txt").read_bytes() == CONTENT
 
 
@@ -50,11 +49,12 @@ LOST: list[tuple[dict[str, object], list[str | None]]] = [
 
 @pytest.mark.parametrize(("faults", "ranges"), LOST, ids=str)
 def test_what_a_dropped_connection_leaves_is_continued(
-    site: Site, faults: dict[str, object], ranges: list[str | None]
+    site: Site, faults: dict[str, object], ranges: list[str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(client, "RETRIES", 1)
     for name, value in {"cut": CUT, **faults}.items():
         setattr(site, name, value)
-    fetch_content(site, "--retries", 1)
+    fetch_content(site)
     assert site.ranges == ranges
     for request in site.requests[1:]:
         assert request.headers.get("if-range") == (site.etag("/a.txt") if request.range else None)
@@ -63,7 +63,7 @@ def test_what_a_dropped_connection_leaves_is_continued(
 
 def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> None:
     site.drops, site.stalls = 1, True
-    command = arguments("url", site.put("/a.txt", CONTENT), "--out", "out")
+    command = ["url", site.put("/a.txt", CONTENT), "--out", "out"]
     with start([sys.executable, FETCH, *command]) as process:
         wait_for(lambda: Path("out/a.txt.part").exists() and Path("out/a.txt.part").stat().st_size == site.cut)
         process.send_signal(signal.SIGINT)
@@ -77,9 +77,10 @@ def test_an_interrupted_command_is_continued_by_the_same_command(site: Site) -> 
     assert names(Path("out")) == ["a.txt"]
 
 
-def test_a_stalled_connection_is_given_up_and_resumed(site: Site) -> None:
+def test_a_stalled_connection_is_given_up_and_resumed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "TIMEOUT", 1)
     site.drops, site.stalls = 1, True
-    fetch_content(site, "--timeout", 1)
+    fetch_content(site)
     assert {*site.ranges} == {None, f"bytes={site.cut}-"}
 
 
@@ -127,22 +128,10 @@ def test_a_file_of_unknown_length_and_an_empty_one(site: Site) -> None:
     assert [Path("out", name).read_bytes() for name in ("a.txt", "b.txt", "c.txt")] == [CONTENT, b"", b""]
 
 
-def test_checksums_of_the_user(site: Site) -> None:
-    right, wrong = (hashlib.sha256(content).hexdigest() for content in (CONTENT, OTHER))
-    first, second = site.put("/a.txt", CONTENT), site.put("/b.txt", CONTENT)
-    said = run("url", first, "--sha256", right.upper(), "--out", "out")
-    assert "a.txt: complete, its sha256 is right" in said
-    for _ in range(2):
-        said = run("url", first, second, "--sha256", right, wrong, "--out", "out", code=2)
-        assert {right, wrong} <= set(re.findall(r"[0-9a-f]{64}", said))
-        assert names(Path("out")) == ["a.txt", "b.txt.bad"]
-    assert "a.txt: already there, its sha256 is right" in run("url", first, "--sha256", right, "--out", "out")
-    assert len(site.requests) == 3
-
-
-def test_it_ends_even_if_every_attempt_gets_as_far_as_the_last(site: Site) -> None:
+def test_it_ends_even_if_every_attempt_gets_as_far_as_the_last(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "RETRIES", 2)
     site.drops, site.knows_ranges = 1000, False
-    said = run("url", site.put("/a.txt", CONTENT), "--out", "out", "--retries", 2, code=2)
+    said = run("url", site.put("/a.txt", CONTENT), "--out", "out", code=2)
     assert "gave up after 3 attempts without progress" in said
     assert len(site.requests) == 4
     assert not Path("out/a.txt").exists()
@@ -150,16 +139,17 @@ def test_it_ends_even_if_every_attempt_gets_as_far_as_the_last(site: Site) -> No
 
 def test_pauses_double_and_end_unless_a_server_asks_for_others(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
+    monkeypatch.setattr(client, "FIRST_PAUSE", 4)
     monkeypatch.setattr(time, "sleep", pauses.append)
     site.statuses = [500] * 100
     url = site.put("/a.txt", CONTENT)
-    said = run_main(fetch.main, "url", url, "--out", "out", "--wait", "10", code=2)
-    assert pauses == [10, 20, 40, 60, 60]  # seconds
+    said = run("url", url, "--out", "out", code=2)
+    assert pauses == [4, 8, 16, 32, 60]  # seconds
     assert len(site.requests) == 6
     assert all(part in said for part in ("the server says 500", "gave up after 6 attempts", "the same command"))
     site.statuses, pauses[:] = [429, 500], []
-    run_main(fetch.main, "url", url, "--out", "out", "--wait", "1")
-    assert pauses == [7, 2]
+    run("url", url, "--out", "out")
+    assert pauses == [7, 8]
 
 
 def test_a_refusal_is_final_and_names_the_address(site: Site) -> None:
@@ -171,14 +161,15 @@ def test_a_refusal_is_final_and_names_the_address(site: Site) -> None:
     assert len(site.requests) == 3
 
 
-@pytest.mark.parametrize("command", ["url {}/a.txt", "wikipedia --mirror {}", "hub a/b --mirror {}"])
+@pytest.mark.parametrize("command", ["url {}/a.txt", "wikipedia", "hub a/b"])
 def test_without_a_network_it_says_so(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("there is no pause where no server was ever reached"))
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))  # and never listens, nor does anybody else there
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        replace_servers(monkeypatch, url)
         said = run(*command.format(url).split(), code=2)
-    assert re.match(rf"error: {url}/.*cannot be reached[\s\S]*check the network.*mirror", said)
+    assert re.match(rf"error: {url}/.*cannot be reached[\s\S]*check the network", said)
     assert not Path("data").exists() or not names(Path("data"))
 
 
@@ -213,10 +204,9 @@ def test_a_disk_too_small_is_noticed_before_the_first_byte(site: Site, monkeypat
 
 def test_faults_of_the_command_are_said_all_at_once() -> None:
     bad = ["ftp://x/a.txt", "http://x/", "http://x/..%2F..%2F.bashrc", "http://x:y/b", "http://y/b"]
-    said = run_main(fetch.main, "url", *bad, "--sha256", "12", "--retries", "-1", "--out", "out", code=2)
+    said = run("url", *bad, "--out", "out", code=2)
     parts = ["ftp://x/a.txt: an address", "http://x/: must end", ".bashrc: must end", "http://x:y/b: an address"]
-    parts += ["http://y/b: another address ends in b", "--sha256: one for each of the 5"]
-    parts += ["--sha256 12: 64 hexadecimal digits", "--retries -1"]
+    parts += ["http://y/b: another address ends in b"]
     assert [part for part in parts if part not in said] == []
-    said = run_main(fetch.main, "wikipedia", "--language", "../en", "--date", "today", "--mirror", "x", code=2)
-    assert all(part in said for part in ("--language ../en:", "--date today:", "--mirror x:"))
+    said = run("wikipedia", "--language", "../en", "--date", "today", code=2)
+    assert all(part in said for part in ("--language ../en:", "--date today:"))

@@ -10,11 +10,10 @@ from support.marks import slow
 
 from data_prep.readers.templates import FAMILIES, FUNCTIONS, TABLE, expand
 from data_prep.readers.wikitext import Wikitext
-from data_prep.settings import Formulas
 
 
-def passages(text: str, formulas: Formulas = "drop") -> list[str]:
-    return Wikitext(formulas=formulas).passages(text)
+def passages(text: str) -> list[str]:
+    return Wikitext().passages(text)
 
 
 def written(text: str) -> str:
@@ -104,19 +103,19 @@ def test_a_quotation_is_a_paragraph(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "dropped", "word"),
+    ("text", "left"),
     [
-        ("A <math>x^2</math> b.", [], ["A formula b."]),
-        ("A 2<math>x^2</math>-b <chem>H2O2 -> B</chem>, <ce>A -> B</ce>.", [], ["A 2 formula-b formula, formula."]),
-        ("A {{math|''x''<sup>2</sup>}}.\n\nB.", ["B."], ["A formula.", "B."]),
-        ("A is\n:<math>x^2</math> <math>y^2</math>,\nwhere b.\n\nB.", ["B."], ["A is formula, where b.", "B."]),
-        ("A.\n\n:<math>x^2</math>\n\nB.", ["A.", "B."], ["A.", "B."]),
-        ("A <math>n</math>th of <math> 12 </math>.", ["A nth of 12."], ["A nth of 12."]),
-        ("A.{{infobox|a=<math>x^2</math>}}<ref><math>x^2</math></ref>", ["A."], ["A."]),
+        ("A <math>x^2</math> b.", []),
+        ("A 2-b <chem>H2O2 -> B</chem>.\n\nA 2-b <ce>A -> B</ce>.", []),
+        ("A {{math|''x''<sup>2</sup>}}.\n\nB.", ["B."]),
+        ("A is\n:<math>x^2</math> <math>y^2</math>,\nwhere b.\n\nB.", ["B."]),
+        ("A.\n\n:<math>x^2</math>\n\nB.", ["A.", "B."]),
+        ("A <math>n</math>th of <math> 12 </math>.", ["A nth of 12."]),
+        ("A.{{infobox|a=<math>x^2</math>}}<ref><math>x^2</math></ref>", ["A."]),
     ],
 )
-def test_a_paragraph_without_its_formulas_is_none(text: str, dropped: list[str], word: list[str]) -> None:
-    assert (passages(text), passages(text, "word")) == (dropped, word)
+def test_a_paragraph_with_a_formula_is_left_out(text: str, left: list[str]) -> None:
+    assert passages(text) == left
 
 
 @pytest.mark.parametrize(
@@ -162,7 +161,7 @@ FLAGS = st.sampled_from(["", "1=", "df=", "lc=", "e="])
 @settings(max_examples=300)
 def test_no_argument_raises_anything_or_leaves_marks(name: str, arguments: list[tuple[str, str]]) -> None:
     text = f"A ({{{{{name}{'' if name in FUNCTIONS else '|'}{'|'.join(map(''.join, arguments))}}}}}) ''b''"
-    for passage in passages(text, "word"):
+    for passage in passages(text):
         assert not re.search(r"\{\{|\}\}|''|\[\[|\]\]|[\x00-\x08]|\(\s*\)|  ", passage), passage
 
 
@@ -206,6 +205,6 @@ def make_hostile(many: int) -> list[str]:
 def test_hostile_templates_take_no_longer_for_being_long(many: int) -> None:
     for text in make_hostile(many):
         start = time.process_time()
-        passages(text, "word")
+        passages(text)
         taken = time.process_time() - start
         assert taken < many / 20_000, text[:12]  # seconds; what is quadratic takes many times that

@@ -12,7 +12,6 @@ from support.reading import read
 
 from data_prep.readers import tidying
 from data_prep.readers.wikitext import Wikitext, is_disambiguation, remove_tags
-from data_prep.settings import Formulas
 
 ARTICLE = """{{Short description|Town in a county}}
 {{Infobox settlement
@@ -36,9 +35,7 @@ It grew.{{citation needed|date=May 2010}} See [http://x.org/a the history] and [
 PARTS = {
     "== Later ==\n* one [[thing]]\n** under it\n# two\n; term : definition\n: indented\nText.": ["Text."],
     '{|class="x"\n|-\n! Year !! [[People]]\n|-\n| 1900 || 5,000\n|\n* in a cell\n{|\n|b\n|}\n|}\nText.': ["Text."],
-    "----\nH<sub>2</sub>O costs <span style='color:red'>5&nbsp;€</span>, <math>x^2 < 5</math>": [
-        "H2O costs 5 €, formula"
-    ],
+    "----\nH<sub>2</sub>O costs <span style='color:red'>5&nbsp;€</span>.\n\nA <math>x^2 < 5</math>": ["H2O costs 5 €."],
     "E = mc<sup>2</sup>.<br />Next.": ["E = mc2. Next."],
     "<gallery>\nFile:A.jpg|A caption\n</gallery>\n\n<pre>\ncode\n</pre>": [],
     "<blockquote>A quoted passage.</blockquote>": ["A quoted passage."],
@@ -48,8 +45,8 @@ PARTS = {
 """What may follow in an article, and its paragraphs."""
 
 
-def passages(text: str, formulas: Formulas = "drop") -> list[str]:
-    return Wikitext(("datei", "kategorie"), formulas).passages(text)
+def passages(text: str) -> list[str]:
+    return Wikitext(("datei", "kategorie")).passages(text)
 
 
 def test_an_article() -> None:
@@ -57,9 +54,9 @@ def test_an_article() -> None:
     town += "Its population was 12,370 (Ascebi; x), and kings came here."
     expected = [town, "The town was founded in 1086 – so they say. It grew. See the history and."]
     for text, paragraphs in PARTS.items():
-        assert passages(text, "word") == paragraphs
+        assert passages(text) == paragraphs
         expected += paragraphs
-    assert passages("\n\n".join([ARTICLE, *PARTS]), "word") == expected
+    assert passages("\n\n".join([ARTICLE, *PARTS])) == expected
 
 
 def test_namespaces_of_several_words_may_be_spelled_with_underscores() -> None:
@@ -156,7 +153,7 @@ def test_what_is_looked_for_first_changes_nothing(text: str) -> None:
     for _ in range(tidying.DEEPEST_PAIR):
         expected = re.sub(r" ?[(（][\s,;:、，–-]*[)）]", "", expected)
     expected = tidying.SPACE_BEFORE.sub("", tidying.DANGLING.sub("", expected)).strip()
-    assert tidying.tidy(text, "") == expected
+    assert tidying.tidy(text) == expected
 
 
 def test_tags_alone() -> None:

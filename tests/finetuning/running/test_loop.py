@@ -144,7 +144,7 @@ def test_ctrl_c_saves_and_a_second_one_ends_at_once(toy: Toy, straight_toy: dict
 
 @pytest.mark.slow
 def test_a_loss_that_is_no_number_fails_the_run_and_no_other(toy: Toy) -> None:
-    command = toy.command("grid", "--learning-rates", "1e30", "3e-3")
+    command = toy.command("grid", "--search.learning_rates", "[1e30, 3e-3]")
     said = assert_well(fine_tune(command))
     told = results(toy.folder / "grid")
     assert (told["failed"], told["best"]) == (["lr1e+30-seed1"], "lr0.003-seed1")
@@ -157,7 +157,7 @@ def test_a_loss_that_is_no_number_fails_the_run_and_no_other(toy: Toy) -> None:
 
 def test_where_all_runs_fail_the_command_does(toy: Toy) -> None:
     """Here nothing but the scores tells of it: the loss of the only logged step was computed before its update."""
-    command = toy.command("grid", "--learning-rates", "1e30", "--epochs", "0.2")
+    command = toy.command("grid", "--learning_rate", "1e30", "--epochs", "0.2")
     errors = assert_ended(launch(command), 2, "error: toy: no run has a score")
     assert str(toy.folder / "grid" / "results.json") in errors
     assert "is no number" in results(toy.folder / "grid")["runs"]["lr1e+30-seed1"]["failed"]

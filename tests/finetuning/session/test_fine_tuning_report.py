@@ -247,7 +247,7 @@ def pictures(folder: Path) -> set[str]:
 def test_charts_are_drawn_beside_results(tmp_path: Path) -> None:
     toy = write_toy(tmp_path / "toy")
     shutil.copy(toy.data / "dev.tsv", toy.data / "test.tsv")  # a test split with labels is scored too
-    grid = ["--learning-rates", "1e-3", "3e-3", "--epochs", "1", "--logging.tensorboard", "true"]
+    grid = ["--search.learning_rates", "[1e-3, 3e-3]", "--epochs", "1", "--logging.tensorboard", "true"]
     assert call("run_task", toy.command("out", *grid), charts=True) == 0
     assert pictures(toy.folder / "out" / "toy") == {"curves"}
     assert len(results(toy.folder / "out")["runs"]) == 2

@@ -128,7 +128,6 @@ UNFIT = [
     ("model", ["--bilstm.hidden", "7"], "bilstm.hidden = 7: one half is for each direction; take an even number"),
     ("read", ["--evaluate"], "is scored in its own training; predict.py asks it more"),
     ("model", ["--bilstm.hidden", "8", *MIX], "frozen features have a BiLSTM already"),
-    ("model", ["--features.cache_gb", "-1"], "features.cache_gb"),
 ]
 
 

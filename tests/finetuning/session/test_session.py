@@ -44,7 +44,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_from_scratch_begins_with_fresh_weights(toy: Toy, tune: Tune) -> None:
     """A run of one step at a learning rate of nearly nothing shows what it began with; who waits sees its steps."""
-    still = ["--learning-rates", "1e-12", "--epochs", "0.4", "--logging.every", "1000"]
+    still = ["--learning_rate", "1e-12", "--epochs", "0.4", "--logging.every", "1000"]
     begun = {"given": load_file(toy.model / "model.safetensors")}
     for out, more in (("taken", []), ("fresh", ["--from-scratch"]), ("other", ["--from-scratch", "--seed", "2"])):
         said = tune(toy.command(out, *still, *more))

@@ -8,12 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 from support.commands import assert_refusal, refusal
 from support.tasks import CUTTER, labels, laid_out, rows, saying
 
 from finetuning.files.splits import FOLDERS, find_glue
-from finetuning.run_glue import RunGlue
 from finetuning.settings import FineTuning, GlueSettings, load_settings
 from finetuning.tasks.glue import TASKS, TEST_ROWS, GlueTask, open_glue
 from finetuning.tasks.task import Setup
@@ -191,16 +189,6 @@ def test_a_missing_split_is_named(name: str, split: str, glue: Path) -> None:
     hub = split.replace("dev", "validation")
     said = f"{folder}: the {split} split is missing: neither {split}.tsv nor {hub}.parquet nor {hub}-*.parquet; "
     assert_refusal(rf"^{re.escape(said)}there is (?!.*{split}\.tsv)", open_task, name, glue)
-
-
-def test_tasks_that_cannot_be_read_are_left_out_on_purpose_alone_and_named_at_the_end(glue: Path) -> None:
-    (glue / FOLDERS["rte"] / "train.tsv").unlink()
-    command = RunGlue(task=("sst2", "rte"), data=glue, keep_going=True)
-    tasks = command.open_tasks(Setup(CUTTER, FineTuning()))
-    assert [task.name for task in tasks] == ["sst2"]
-    assert_refusal(r"left out.*\n.*rte: .*the train split is missing", command.finish, glue, [], Console())
-    as_usual = RunGlue(task=("sst2", "rte"), data=glue)
-    assert "the train split is missing" in refusal(as_usual.open_tasks, Setup(CUTTER, FineTuning()))
 
 
 FAULTS = [

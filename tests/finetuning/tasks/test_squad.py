@@ -28,8 +28,8 @@ from finetuning.tasks.task import Setup
 QUESTION = 3
 
 
-def shape_of(length: int = 12, stride: int = 3, answer: int = 4, best: int = 20) -> FineTuning:
-    return FineTuning(length=length, spans=Spans(stride=stride, question=QUESTION, answer=answer, best=best))
+def shape_of(length: int = 12, stride: int = 3, answer: int = 4) -> FineTuning:
+    return FineTuning(length=length, spans=Spans(stride=stride, question=QUESTION, answer=answer))
 
 
 SHAPE = shape_of()
@@ -307,7 +307,7 @@ def test_answers_are_those_that_trying_all_spans_finds(
 
 
 def test_as_many_answers_as_wanted_without_doubles() -> None:
-    windows = TextWindows([("a", "b b b b c")], CUTTER, shape_of(answer=1, best=2))
+    windows = TextWindows([("a", "b b b b c")], CUTTER, shape_of(answer=1))
     answers = next(find_answers(windows, random_outputs(windows, 1), optional=False))
     assert sorted(each.text for each in answers.candidates) == ["b", "c"]
 
