@@ -12,7 +12,7 @@ import tyro
 from pydantic import BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
 
 from data_prep.common.errors import Checks, UserError
-from data_prep.common.flags import Group, Shown, read_flags
+from data_prep.common.flags import Heading, Shown, read_flags
 from data_prep.common.languages import language_fault
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Removed, Section, list_settings, whole
@@ -52,8 +52,8 @@ Whole = Annotated[int, BeforeValidator(whole)]
 File = Annotated[Path, Field(strict=False)]
 
 
-TEXT, DOCUMENTS, VOCABULARY = Group("Which text"), Group("Which of its documents"), Group("Vocabulary")
-EXAMPLES, RUNNING = Group("Training examples"), Group("How it runs")
+TEXT, DOCUMENTS, VOCABULARY = Heading("Which text"), Heading("Which of its documents"), Heading("Vocabulary")
+EXAMPLES, RUNNING = Heading("Training examples"), Heading("How it runs")
 
 
 class Fact(Enum):

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import absence
-from data_prep.common.flags import Group, Shown, print_help_if_asked
+from data_prep.common.flags import Heading, Shown, print_help_if_asked
 from data_prep.common.sections import Removed
 from pretraining.processes import environment
 
 if TYPE_CHECKING:
     from finetuning.tasks.task import Setup, Task
 
-MODEL, TRAINING, RESULTS = Group("Model and task"), Group("Training"), Group("Results")
+MODEL, TRAINING, RESULTS = Heading("Model and task"), Heading("Training"), Heading("Results")
 Sees = Literal["both", "before"]
 Format = Literal["lines", "tabs", "tsv", "csv", "jsonl", "parquet"]
 Numbers = Literal["auto", "bf16", "fp16", "fp32", "int8"]

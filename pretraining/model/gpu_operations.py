@@ -42,7 +42,7 @@ Operation = Literal[
     "attention",
     "row_keys",
     "cross_entropy",
-    "lamb",
+    "optimizer",
 ]
 
 _failed = False
@@ -56,7 +56,7 @@ def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
     drops = masks is not None and masks[2] > 0
     if drops and masks is not None and len(masks[0]) != x.shape[0]:
         return False
-    if operation in ("row_keys", "lamb"):
+    if operation in ("row_keys", "optimizer"):
         return _works(operation, x.device, torch.float32, 1, False, False)
     if operation == "cross_entropy" and x.dtype == torch.float16:
         return False  # small shares would vanish, which gradients of a scaled loss do not
@@ -245,8 +245,8 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         cross_entropies(logits, logits[0].clone(), numbers[:1].long(), USUAL_WORDS - 6, learns)
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
-    elif operation == "lamb":
-        chunks, factor = Chunks.cut([(0, 1)], [0], 1, row.device), row.new_zeros(())
+    elif operation == "optimizer":
+        chunks, factor = Chunks.from_stretches([(0, 1)], [0], 1, row.device), row.new_zeros(())
         given = ((0.9, 0.999), 1.0, 0.0, True, factor + 1, factor, factor)
         make_lamb_step([[row[0]] * 4], [chunks], given, lambda squares: squares, True)
     else:

@@ -71,7 +71,9 @@ class Chunks(NamedTuple):
     """(slots + 1,) int64: the first chunk of each slot"""
 
     @classmethod
-    def cut(cls, stretches: Sequence[Sequence[int]], slots: Sequence[int], count: int, device: torch.device) -> Chunks:
+    def from_stretches(
+        cls, stretches: Sequence[Sequence[int]], slots: Sequence[int], count: int, device: torch.device
+    ) -> Chunks:
         """Cuts stretches, of which each begins with its first element and its length, and has a slot; slots rise."""
         rows = [
             (offset + begin, min(CHUNK, length - begin), slot)

@@ -93,8 +93,8 @@ exit codes: a lost rank | data_prep/common/codes.py
     + RANK_LOST = 77
     pretraining/processes/test_ending.py::test_a_code_is_told_with_its_meaning
 job scripts: a path unquoted | cluster/functions.sh
-    - --recipe "$recipe" --data "${staged:-$shards}" --out "$run" "$@"
-    + --recipe "$recipe" --data "${staged:-$shards}" --out $run "$@"
+    - words=(--recipe "$recipe" --out "$run"
+    + words=(--recipe "$recipe" --out $run
     cluster/test_functions.py::test_paths_with_blanks_stay_whole
 a rank votes alone | pretraining/processes/group.py
     - while distance < ranks:

@@ -63,7 +63,7 @@ class PretendedGpu(TorchFunctionMode):
         """groups that were made for the host"""
         doubles: dict[str, Callable[..., Any]] = {"get_backend": self._backend, "new_group": self._new_group}
         doubles |= {name: self._collective(getattr(dist, name)) for name in ("all_reduce", "broadcast")}
-        self._patches = [mock.patch.object(dist, name, double) for name, double in doubles.items()]
+        self._patches: list[Any] = [mock.patch.object(dist, name, double) for name, double in doubles.items()]
         self._patches.append(mock.patch.object(gpu_operations, "usable", return_value=False))  # Triton finds no GPU
 
     def __enter__(self) -> PretendedGpu:

@@ -68,7 +68,7 @@ class Lamb(FlatOptimizer):
         self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
-        by_triton = gpu.usable("lamb", tensors[0])
+        by_triton = gpu.usable("optimizer", tensors[0])
         looks = kernels.usable(tensors[0]) or (self._amp_c is not None and not by_triton)
         if looks and (found_inf := self.found_inf()) is not None and bool(found_inf):
             return  # only PyTorch's kernels skip a step by themselves; with apex, the host waits for the GPU here
@@ -113,7 +113,7 @@ class Lamb(FlatOptimizer):
         settings, device = self.settings, tensors[0].device
         for tensor, table in zip(tensors, tables, strict=True):
             if id(tensor) not in self._chunks:
-                cut = Chunks.cut(table.stretches.tolist(), table.places, len(table.slots), device)
+                cut = Chunks.from_stretches(table.stretches.tolist(), table.places, len(table.slots), device)
                 self._chunks[id(tensor)] = cut
         scale = self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
         rate = torch.full((), learning_rate, device=device)

@@ -263,11 +263,11 @@ def test_lamb_by_our_kernels_on_a_gpu_is_lamb(chosen: dict[str, Any]) -> None:
         twin.lamb.scale = wanted.lamb.scale = 1.0
 
 
-class Launches(TorchDispatchMode):
+class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts PyTorch's operations that launch something on a GPU: all but views and allocations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
