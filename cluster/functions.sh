@@ -355,7 +355,7 @@ pretrain() {
 # Measures training steps on 1, 2, 4 … nodes up to all of the job, which take turns, and reports; `$@` goes to scaling.py.
 scale() {
   local folder=${CLOZE_SCALING:-runs/scaling-$SLURM_JOB_ID} ranks counts=() nodes round
-  local words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" --out "$folder/scaling.json")
+  local words=(benchmarks/scaling.py --notes "$folder/notes.jsonl")
   words+=(${CLOZE_RECIPE:+--recipe "$CLOZE_RECIPE"} ${CLOZE_SHARDS:+--data "$CLOZE_SHARDS"})
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   rm -f "$folder/notes.jsonl" # of another job, whose rounds did not alternate with these
@@ -368,7 +368,7 @@ scale() {
       SLURM_JOB_NUM_NODES=$nodes run_step "$ranks" "${python[@]}" "${words[@]}" "$@" || exit $step_code
     done
   done
-  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --report "$@"
+  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --out "$folder/scaling.json" "$@"
   exit $step_code
 }
 

@@ -260,13 +260,13 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
 
 def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
     words = ["--nodes=2", "--gpus-per-node=1", "cluster/benchmark_scaling.slurm"]
-    words += ["--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
+    words += ["--phases.1.length", "32"]
     variables = {**site.variables, "CLOZE_SHARDS": "data/wiki", "CLOZE_ROUNDS": "2", "CLOZE_SCALING": "runs/scaling"}
     job = site.slurm.submit(words, site.folder, variables)
     site.slurm.wait(job, "COMPLETED")
     points = json.loads((site.folder / "runs" / "scaling" / "scaling.json").read_text())["points"]
     shapes = [tuple(point[name] for name in ("scaling", "nodes", "processes", "sequences")) for point in points]
-    assert shapes == [("weak", 1, 1, 4), ("weak", 2, 2, 8), ("strong", 1, 1, 8), ("strong", 2, 2, 8)]
+    assert shapes == [("weak", 1, 1, 32), ("weak", 2, 2, 64), ("strong", 1, 1, 32), ("strong", 2, 2, 32)]
 
 
 def test_the_commands_of_the_readme_are_taken(site: Site) -> None:

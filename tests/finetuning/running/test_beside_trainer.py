@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from benchmarks.fine_tuning_scores import compare, open_task, score_ours, score_theirs, standardize_labels
 
 from benchmarks.fine_tuning import UnscoredTuner, build_arguments, encode_rows, make_model, make_trainer, open_context
-from benchmarks.fine_tuning_scores import compare, open_task, score_ours, score_theirs, standardize_labels
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.batches import TrainingBatches
 from finetuning.settings import FineTuning, load_settings
