@@ -6,10 +6,10 @@ number in all.
     python benchmarks/scaling.py --recipe bert_large_lamb --parallel.zero 2 --data data/wiki
     sbatch --nodes=8 cluster/benchmark_scaling.slurm
 
-Launches of 1, 2, 4 … processes, up to one for each GPU or each core, take turns, so that a disturbance affects all. Each
-trains as train.py does, then again in a group without messages. The difference is the share of communication in a step;
-the rest is due to shared cores and memory. Any value of the recipe can be given; with parallel.tensor, launches without
-it take turns too. A process has 32 sequences of 128 pieces at a time, on a GPU 256, or as many as the recipe's
+Launches of 1, 2, 4 … processes, up to one for each GPU or each core, take turns, so that a disturbance affects all.
+Each trains as train.py does, then again in a group without messages. The difference is the share of communication in a
+step; the rest is due to shared cores and memory. Any value of the recipe can be given; with parallel.tensor, launches
+without it take turns too. A process has 32 sequences of 128 pieces at a time, on a GPU 256, or as many as the recipe's
 micro_batch; all together have 32, or 2,048. Under Slurm, a job makes the launches, with --notes, then the report.
 """
 

@@ -12,10 +12,8 @@ transformers, if it is installed, runs as its users run it: autocast over fp32 w
 that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
 effect of that alone. Steps alternate, but on a GPU a contest with transformers, or with as many sequences as fit, runs
 one side after another, ours again at the end: they do not fit in memory together. Ratios are medians. The ceilings, the
-speed of matrix products and of memory, are measured too. Without --contests, a short trial of each contest decides how
-often its sequences are halved (at most to an eighth), so that all its steps take about 25 s in the first contest and
-120 s in each other one. A contest that does not fit into memory is halved too. Results go to benchmarks/results/, a
-file for each kind of hardware; contests of other architectures than BERT have another file,
+speed of matrix products and of memory, are measured too. A contest that does not fit into memory is halved. Results go
+to benchmarks/results/, a file for each kind of hardware; contests of other architectures than BERT have another file,
 architectures-HARDWARE.json.
 """
 
@@ -28,7 +26,6 @@ if __name__ == "__main__":
 
     begin()
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -66,10 +63,6 @@ EACH = 5
 """Rounds after which the ceiling is measured once more, which takes as long as some steps."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
-FIRST_SECONDS, SECONDS = 25.0, 120.0
-"""Seconds that the steps of the first contest, and of each other one, may take if no --contests are given."""
-TRIAL = 8
-"""A trial with 1 / TRIAL of a contest's sequences estimates its time, and halving for time stops there."""
 AGAIN = "cloze, again"
 """Our side once more after all others that ran apart: shows how the device itself has changed meanwhile."""
 MASKED = [name for name, kind in architectures().items() if "both" in kind.sees]
@@ -127,8 +120,6 @@ class Bench:
     dtype: torch.dtype
     sides: tuple[str, ...]
     console: Console
-    seconds: float = math.inf
-    """Seconds that all steps of a contest may take."""
 
     def runs_apart(self, contest: Contest) -> bool:
         """Whether the sides of a contest run one after another, since they do not fit in memory together."""
@@ -169,8 +160,8 @@ class ContestRun:
 
     def __init__(self, contest: Contest, bench: Bench, apart: bool) -> None:
         self._contest, self._bench, self._apart = contest, bench, apart
-        self._shape, _ = contest.open(bench.shards)
-        self._batches: list[PretrainingBatch] = []
+        self._shape, read = contest.open(bench.shards)
+        self._batches = [*map(read, range(WARM_UP + bench.settings.rounds))]
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._models: dict[str, tuple[Shape, int]] = {}
@@ -182,8 +173,6 @@ class ContestRun:
         bench, first = self._bench, next(iter(kinds))
         bench.console.print(f"{self._contest}: {', '.join(kinds)} {'are' if len(kinds) > 1 else 'is'} loading")
         with open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
-            if not self._batches:
-                self._choose_batches(sides)
             progress = StepProgress(bench.console, str(self._contest), "", len(sides) * len(self._batches), 0)
 
             def take_turn(side: Side, coming: Iterator[tuple[int, PretrainingBatch]]) -> float:
@@ -200,24 +189,6 @@ class ContestRun:
             self._models |= {name: side.ask("describe") for name, side in sides.items()}
             if bench.settings.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
-
-    def _choose_batches(self, sides: Mapping[str, Side]) -> None:
-        """Halves the sequences of the contest until all steps fit into the time, by a trial; reads its batches."""
-        bench, asked, steps = self._bench, self._contest, WARM_UP + self._bench.settings.rounds
-        if bench.seconds < math.inf:
-            trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
-            first, second = map(trial.open(bench.shards)[1], range(2))
-            runs = len(bench.sides) + 1 if self._apart else len(sides)  # ours comes again
-            spent = 0.0
-            for side in sides.values():
-                side.ask("step", first)
-                spent += runs / len(sides) * steps * side.ask("step", second) / trial.sequences
-            while self._contest.sequences > trial.sequences and spent * self._contest.sequences > bench.seconds:
-                self._contest = self._contest.halved()
-            if self._contest != asked:
-                fewer = f"{asked}: cut to {self._contest.sequences} sequences, to take about {bench.seconds:.0f} s"
-                bench.console.print(f"{fewer}; --contests {asked} measures all of it")
-        self._batches = [*map(self._contest.open(bench.shards)[1], range(steps))]
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
@@ -308,9 +279,7 @@ def measure(settings: Throughput, console: Console) -> None:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for number, contest in enumerate(given):
-        if not settings.contests:
-            bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
+    for contest in given:
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
         found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(replace(contest, sequences=found["sequences"])), found)

@@ -242,14 +242,14 @@ def test_a_number_that_is_none_ends_the_job_before_it_begins(job: Job) -> None:
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:
-    words = ("--table", "5", "--scale", "base")
+    words = ("table5", "--scale", "base")
     job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "CLOZE_SHARES": "3"}
     log = job.end(75, script="reproduce", words=words, TRAIN="exit 75")
     assert "requeue" in log
-    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
+    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 table5 --scale base" in log
     del job.variables["SLURM_ARRAY_TASK_ID"]
     log = job.end(0, script="reproduce", words=words)
-    assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log
+    assert "benchmarks/reproduce.py --out runs/tables table5 --scale base" in log
 
 
 @pytest.fixture
