@@ -101,12 +101,13 @@ class PartResults:
 
     def copy(self) -> None:
         """Copies the files to the folder that the variable OUT names, if there is one, without subfolders."""
-        if not (copies := os.environ.get("OUT")) or Path(copies).resolve() == self.folder.resolve():
+        copies = Path(os.environ.get("OUT") or self.folder)
+        if copies.resolve() == self.folder.resolve():
             return
-        Path(copies).mkdir(parents=True, exist_ok=True)
+        copies.mkdir(parents=True, exist_ok=True)
         for path in (self.path, self.folder / LOG, *self.folder.glob(f"{PROFILE}/*/*/*")):
             if path.is_file() and path.stat().st_size <= MOST_BYTES:
-                shutil.copyfile(path, Path(copies) / path.name)
+                shutil.copyfile(path, copies / path.name)
 
     @property
     def setup(self) -> dict[str, Any]:
