@@ -15,11 +15,10 @@ TESTS = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no
 # make gpu: the measurements for a machine with a GPU, whose own torch is kept. See docs/gpu.md.
 PYTHON_VERSION ?= 3.12
 HAS ?= torch numpy pyarrow
-# The results stay in build/, where the next `make gpu` looks for them; OUT, which some machines set, gets a copy.
-SINCE := $(shell date +%s)
-GPU_WORDS = $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS)) $(if $(OUT),--copies $(OUT)) \
-  $(if $(MINUTES),--minutes $(MINUTES) --since $(SINCE)) $(if $(EARLIER),--earlier $(EARLIER))
-GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py --out build/gpu$(if $(DRY),-dry)
+# The results stay in build/, where the next `make gpu` looks for them; OUT, which some machines set, gets a copy. The
+# minutes count from here, with the time of the installation.
+UNTIL := $(if $(MINUTES),$(shell expr $$(date +%s) + 60 \* $(MINUTES)))
+GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py
 
 .PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all breaks style lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
@@ -95,28 +94,42 @@ recipes-page: .venv/installed-dev
 benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/preparation.py
 	$(BIN)/python benchmarks/throughput.py --contests mini-128-64 base-128-32 mini-512-16 base-512-4
-	$(BIN)/python benchmarks/scaling.py --tensor 1 2
+	$(BIN)/python benchmarks/scaling.py --parallel.tensor 2
 	$(BIN)/python benchmarks/report.py
 
 gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) $(GPU_WORDS)
+	$(GPU) $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS)) $(if $(UNTIL),--until $(UNTIL))
 
 gpu-parts: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) --list
+	$(GPU) list
 
 gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) --keep
+	$(GPU) keep
 
-# Table 5 in minutes; gpu-text packs on a machine with the data what this needs in build/gpu-tables.
-gpu-tables: build/gpu-venv/installed
-	build/gpu-venv/bin/python benchmarks/gpu/tables.py run --minutes $(or $(MINUTES),9) $(if $(OUT),--copies $(OUT))
+# Table 5 in minutes, of which the last is for runs to save and stop, and for the table of those that are done; gpu-text
+# packs on a machine with the data what this needs in build/gpu-tables.
+TABLES := build/gpu-tables
+TEXT = $(or $(CLOZE_DATA),data)
+gpu-tables: build/gpu-venv/installed $(TABLES)/data.tar.xz
+	test -d $(TABLES)/data || build/gpu-venv/bin/python -m tarfile -e $(TABLES)/data.tar.xz $(TABLES)
+	CLOZE_DATA=$(TABLES)/data timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 60) \
+	  build/gpu-venv/bin/python benchmarks/reproduce.py table5 --scale gpu --out $(TABLES)/made || test $$? = 124
+	$(if $(OUT),mkdir -p $(OUT) && cp $(TABLES)/made/table5-gpu*.json $(OUT))
 
 gpu-text: .venv/installed-dev
-	$(BIN)/python benchmarks/gpu/tables.py pack
+	rm -rf $(TABLES)/data
+	$(BIN)/python data_prep/shard.py --docs $(TEXT)/wiki $(TEXT)/books --vocab-size 8192 --documents-only --out $(TABLES)/data/documents
+	mkdir $(TABLES)/data/glue
+	cd $(TEXT) && cp -r pairs $(CURDIR)/$(TABLES)/data && cp -r glue/STS-B glue/SST-2 glue/MRPC glue/RTE $(CURDIR)/$(TABLES)/data/glue
+	cd $(TABLES) && $(CURDIR)/$(BIN)/python -m tarfile -c data.tar.xz data
+	ls -l $(TABLES)/data.tar.xz
+
+$(TABLES)/data.tar.xz:
+	@echo "error: no $@: make gpu-text packs it on a machine with the data"; exit 2
 
 gpu-wheels: .venv/installed-dev
-	$(BIN)/python benchmarks/gpu/basics.py data --shards build/gpu-shards
-	$(BIN)/python benchmarks/gpu/wheels.py --out build/gpu-wheels --python $(PYTHON_VERSION) --has $(HAS)
+	$(BIN)/python benchmarks/gpu/basics.py data
+	$(BIN)/python benchmarks/gpu/wheels.py --python $(PYTHON_VERSION) --has $(HAS)
 
 build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
 	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels

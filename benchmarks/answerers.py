@@ -164,20 +164,17 @@ def is_ours(name: str) -> bool:
     return name.startswith(OURS)
 
 
-NUMBERS = {
-    OURS: (load_ours, ("fp32", "bf16", "int8")),
-    "transformers": (load_transformers, ("fp32", "bf16", "autocast")),
-    "onnxruntime": (load_onnx_runtime, ("fp32", "int8")),
-}
-KINDS = {
+SIDES = {
     f"{who} {numbers}": SideSpec(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)
-    for who, (make, several) in NUMBERS.items()
+    for who, make, several in (
+        (OURS, load_ours, ("fp32", "bf16", "int8")),
+        ("transformers", load_transformers, ("fp32", "bf16", "autocast")),
+        ("onnxruntime", load_onnx_runtime, ("fp32", "fp16", "int8")),
+    )
     for numbers in several
 }
 """The sides by name: a library, and the type of numbers."""
-EVERY = {
-    **KINDS,
-    f"{OURS}, no graphs, bf16": SideSpec(partial(load_ours, numbers="bf16", graphs=False), True, True),
-    "onnxruntime fp16": SideSpec(partial(load_onnx_runtime, numbers="fp16"), prepared=False),
-}
-"""All sides: those above, and two that only a GPU needs."""
+SIDES[NO_GRAPHS := f"{OURS}, no graphs, bf16"] = SideSpec(partial(load_ours, numbers="bf16", graphs=False), True, True)
+ON_GPU = (*("cloze fp32", "cloze bf16", NO_GRAPHS), "onnxruntime fp16", "transformers bf16", "transformers autocast")
+ON_CPU = tuple(name for name in SIDES if name not in (NO_GRAPHS, "onnxruntime fp16"))
+"""The sides that take part on a device: products in 8 bits are for CPUs, CUDA graphs and fp16 for GPUs."""

@@ -2,12 +2,12 @@
 """Measures fine-tuning against transformers' Trainer: items a second in training and in prediction.
 
     python benchmarks/fine_tuning.py
-    python benchmarks/fine_tuning.py --size base --steps 4 --contests sst2-padded squad-padded --numbers autocast
+    python benchmarks/fine_tuning.py --contests base-sst2-padded base-squad-dynamic
 
 Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names; without it, sentences
 of the demo corpus), with equal batches, dropout, AdamW and clipping. We pad nothing; the Trainer pads to the longest
-sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by autocast, and in
-fp32. If it is not installed, we are measured alone. A turn is an epoch of some steps; ratios are medians.
+sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by autocast, and on
+a CPU in fp32 too. If it is not installed, we are measured alone. A turn is an epoch of some steps; ratios are medians.
 """
 
 import sys
@@ -33,7 +33,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
-from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
+from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
 from benchmarks.peer import find_missing_packages, pad_inputs, silence_transformers
 from benchmarks.sides import Answer, SideSpec, open_sides
 from benchmarks.tables import show_contest
@@ -66,14 +66,12 @@ PEER = ("transformers", "accelerate")
 """Packages of the peer."""
 Numbers = Literal["autocast", "fp32"]
 """The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
-WIDTHS = {"sst2": 128, "cola": 128, "squad": 384}
-"""The usual width of padded sequences of a task."""
-BATCHES = {"sst2": 32, "cola": 32, "squad": 16}
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
-DEMO = ("demo-padded", "demo-dynamic")
-"""Contests on sentences of the demo corpus, in the format of SST-2."""
-STEPS = {"tiny": 64, "mini": 64, "small": 16}
-"""Steps of an epoch by the size of the model; LEAST_STEPS for larger ones."""
+PADDINGS = ("padded", "dynamic")
+DEMO = "demo"
+"""Stands for a task on sentences of the demo corpus, in the format of SST-2."""
+STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 32
+"""Steps of an epoch, so that a turn takes seconds: by the size of the model on a CPU; LEAST_STEPS for other sizes."""
 LEAST_STEPS = 4
 
 
@@ -81,19 +79,9 @@ LEAST_STEPS = 4
 class FineTuningSpeed:
     """Measures fine-tuning against transformers' Trainer."""
 
-    model: Path | None = None
-    """Folder of a transformers BERT (default: one with fresh weights)."""
-    size: str = "mini"
-    """Size of the model with fresh weights."""
-    data: Path = DATA
-    """Folder with glue/, squad/ and vocab.txt."""
     contests: tuple[str, ...] = ()
-    """Contests, such as sst2-dynamic; earlier results of others stay (default: all with data, or else those on the demo
-    corpus)."""
-    numbers: tuple[Numbers, ...] = ("autocast", "fp32")
-    """Types of numbers of the Trainer, one after another."""
-    steps: int | None = None
-    """Steps of a turn (default: by size)."""
+    """SIZE-TASK-padded or SIZE-TASK-dynamic, such as mini-sst2-dynamic; earlier results of others stay (default: mini
+    on all tasks in CLOZE_DATA, or else on the demo corpus)."""
     rounds: int = 5
     """Turns for the median."""
     out: Path | None = None
@@ -125,11 +113,20 @@ class Exercise:
     """sst2, cola or squad."""
     model: Path
     data: Path
-    batch: int
     steps: int
     """Steps of an epoch."""
     epochs: int
     dtype: str = "auto"
+
+    @property
+    def batch(self) -> int:
+        """The usual batch of the task."""
+        return 16 if self.task == "squad" else 32
+
+    @property
+    def width(self) -> int:
+        """The usual width of padded sequences of the task."""
+        return 384 if self.task == "squad" else 128
 
     def settings(self) -> FineTuning:
         """Returns the settings of the task's recipe."""
@@ -146,7 +143,7 @@ class Exercise:
         )
         wanted = self.steps * self.batch
         if wanted > len(task.train):
-            raise UserError(f"--steps {self.steps}: {self.task} has {len(task.train)} items, and {wanted} are needed")
+            raise UserError(f"{self.task} has {len(task.train)} items, and {wanted} are needed")
         task.train = ItemSubset(task.train, np.random.default_rng(0).permutation(len(task.train))[:wanted])
         return task
 
@@ -305,11 +302,9 @@ def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]
     return rows
 
 
-def make_model(size: str, data: Path, folder: Path) -> Path:
+def make_model(size: str, folder: Path) -> Path:
     """Writes a transformers folder with fresh weights and the published vocabulary."""
-    if size not in BERT.sizes:
-        raise UserError(f"--size {size}: is none of {', '.join(BERT.sizes)}")
-    vocabulary = choose_vocabulary(data)
+    vocabulary = choose_vocabulary()
     vocabulary.write(folder.with_name("vocabulary"))
     shape = make_shape(size, len(vocabulary))
     weights = build_model(shape).initialize(0).state_dict()
@@ -330,9 +325,12 @@ def compete(numbers: Numbers, width: int, exercise: Exercise) -> dict[str, Turns
         return {"training": take_turns("train"), "prediction": take_turns("predict")}
 
 
-def run_contest(name: str, numbers: Sequence[Numbers], exercise: Exercise) -> dict[str, Any]:
-    """Runs a contest against the Trainer with each type of numbers."""
-    width = WIDTHS[exercise.task] if name.endswith("-padded") else 0
+def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
+    """Runs a contest against the Trainer with each type of numbers: on a GPU nobody trains in fp32."""
+    numbers: tuple[Numbers, ...] = ("autocast", "fp32")
+    if torch.cuda.is_available() or find_missing_packages(*PEER):
+        numbers = numbers[:1]
+    width = exercise.width if padded else 0
     against = {each: summarise(compete(each, width, exercise), exercise) for each in numbers}
     return {"batch": exercise.batch, "steps": exercise.steps, "against": against}
 
@@ -352,42 +350,45 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
     absent = find_missing_packages(*PEER)
     keeper = ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out)
     models = keeper.earlier.get("models", {})
-    if settings.rounds < 1 or (settings.steps or 1) < 1:
-        raise UserError("--rounds and --steps: at least 1")
-    contests = find_contests(settings, console)
+    if settings.rounds < 1:
+        raise UserError(f"--rounds {settings.rounds}: at least 1")
+    contests = find_contests(settings.contests, console)
     if absent:
         console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
+    device = choose_device("auto", World())
     with tempfile.TemporaryDirectory() as folder:
-        demo = write_demo_task(Path(folder) / "data") if set(contests) & set(DEMO) else None
-        model = settings.model or make_model(settings.size, settings.data, Path(folder) / settings.size)
-        shape, dtype = read_shape(model), name_dtype(choose_dtype("auto", choose_device("auto", World())))
-        found = models.setdefault(model.resolve().name, {"contests": {}})
-        found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": dtype}
-        for contest in contests:
-            task, data = contest.partition("-")[0], settings.data.resolve()
-            if demo is not None and contest in DEMO:
-                task, data = "sst2", demo
-            steps = settings.steps or STEPS.get(settings.size, LEAST_STEPS)
-            exercise = Exercise(task, model, data, BATCHES[task], steps, 1 + settings.rounds)
-            name = f"{contest}, alone" if absent else contest  # so that it replaces no ratio
-            numbers = settings.numbers[:1] if absent else settings.numbers
-            found["contests"][name] = {**run_contest(contest, numbers, exercise), **describe_run()}
+        demo = Path(folder) / "data"
+        if any(task == DEMO for _, task, _ in contests):
+            write_demo_task(demo)
+        for size, task, how in contests:
+            model = Path(folder) / size
+            shape = read_shape(model if model.exists() else make_model(size, model))
+            found = models.setdefault(size, {"contests": {}})
+            found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": name_dtype(choose_dtype("auto", device))}
+            steps = GPU_STEPS if device.type == "cuda" else STEPS.get(size, LEAST_STEPS)
+            name = f"{task}-{how}" + ", alone" * bool(absent)  # so that it replaces no ratio
+            own, data = ("sst2", demo) if task == DEMO else (task, find_data_folder().resolve())
+            contest = run_contest(how == "padded", Exercise(own, model, data, steps, 1 + settings.rounds))
+            found["contests"][name] = {**contest, **describe_run()}
             written = keeper.keep({"models": models})
-            show_contest(console, name, found["contests"][name])
+            show_contest(console, f"{size}: {name}", found["contests"][name])
     console.print(f"kept in {written}")
 
 
-def find_contests(settings: FineTuningSpeed, console: Console) -> Sequence[str]:
-    """Returns the requested contests, or all with data; without any data, those on the demo corpus."""
-    known = [f"{task}-{how}" for task in FILES for how in ("padded", "dynamic")]
-    there = [name for name in known if (settings.data / FILES[name.partition("-")[0]]).exists()]
-    for name in settings.contests:
-        if name not in (*there, *DEMO):
-            with_data = f"is none of {', '.join((*there, *DEMO))}, for which {settings.data} has data"
-            raise UserError(f"--contests {name}: {with_data}; set CLOZE_DATA, or give --data")
-    if not settings.contests and not there:
-        console.print(f"{settings.data} has no tasks: sentences of the demo corpus are taken (real ones: CLOZE_DATA)")
-    return settings.contests or there or DEMO
+def find_contests(names: Sequence[str], console: Console) -> list[tuple[str, ...]]:
+    """Returns size, task and padding of the requested contests, or of all of mini with data; without any data, of those
+    on the demo corpus."""
+    data = find_data_folder()
+    tasks = [task for task, file in FILES.items() if (data / file).exists()]
+    if not names and not tasks:
+        console.print(f"{data} has no tasks: sentences of the demo corpus are taken (real ones: CLOZE_DATA)")
+    found = [tuple(name.split("-")) for name in names]
+    for name, parts in zip(names, found, strict=True):
+        if len(parts) != 3 or parts[0] not in BERT.sizes or parts[1] not in (*tasks, DEMO) or parts[2] not in PADDINGS:
+            form = f"SIZE-TASK-padded or SIZE-TASK-dynamic, such as mini-{DEMO}-padded"
+            there = ", ".join((*tasks, DEMO))
+            raise UserError(f"{name}: no contest; give {form}; {data}, which CLOZE_DATA names, has {there}")
+    return found or [("mini", task, how) for task in tasks or (DEMO,) for how in PADDINGS]
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 """Measures inference of a fine-tuned model beside its peers: latency, and sentences a second.
 
     python benchmarks/inference.py
-    python benchmarks/inference.py --sizes mini --model runs/mini/glue/sst2/model
+    python benchmarks/inference.py --contests mini-128-8 mini-sst2
 
-A request has sequences of pieces; its answer is their logits. Sequences have the --lengths, or those of SST-2's
-sentences in the order of the file (from the folder that CLOZE_DATA names; without it, sentences of the demo corpus).
-Each side has a process with two threads, the same weights and the same requests, and must give the same logits. Peers
-pad to the longest sequence of a request. "All at once" gives us all sentences in one request, which we sort by length,
-as predict.py does; the peers get 32 at a time in the order of the file. Sides take turns; ratios are medians over the
-rounds. Peers are transformers and ONNX Runtime, if they are installed: the reason is printed if a side cannot take
-part. Results go to benchmarks/results/.
+A request has sequences of pieces; its answer is their logits. In a contest such as mini-128-8 they have one length; in
+mini-sst2 those of SST-2's sentences in the order of the file (from the folder that CLOZE_DATA names; without it, of
+sentences of the demo corpus). Models have fresh weights. Each side has a process with two threads, the same weights and
+the same requests, and must give the same logits. Peers pad to the longest sequence of a request. "All at once" gives us
+all sentences in one request, which we sort by length, as predict.py does; the peers get 32 at a time in the order of
+the file. Sides take turns; ratios are medians over the rounds. Peers are transformers and ONNX Runtime, if they are
+installed: the reason is printed if a side cannot take part. Results go to benchmarks/results/.
 """
 
 import sys
@@ -23,11 +23,10 @@ if __name__ == "__main__":
     begin()
 
 import itertools
-import os
-import shutil
+import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import fmean
@@ -36,24 +35,32 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.answerers import CORES, EVERY, KINDS, Replies, Request, cut_into_pieces, is_ours
+from benchmarks.answerers import CORES, ON_CPU, ON_GPU, SIDES, Replies, Request, cut_into_pieces, is_ours
 from benchmarks.contests import Turns, spread
-from benchmarks.measure import DATA, ResultsFile, describe_run, run_command
+from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
 from benchmarks.sides import Side, SideFailedError, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.heads import TaskModel
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.architectures.weights import TaskHead
-from pretraining.huggingface.folders import read_shape, write_fine_tuned
+from pretraining.devices import find_kind
+from pretraining.huggingface.folders import write_fine_tuned
 
-TOGETHER = 32
-"""Sentences of a request of SST-2's lengths, beside requests of one; of the peers also if we get all at once."""
+TOGETHER, SENTENCES = 32, 64
+"""Sentences of a request of SST-2's lengths, beside requests of one, also of the peers if we get all at once; and how
+many there are: two such requests."""
+LENGTHS = "sst2"
+"""Stands in the name of a contest for the lengths of SST-2's sentences."""
+CONTESTS = {
+    "cpu": tuple(f"{size}-{each}" for size in ("mini", "base") for each in ("128-1", "128-8", "128-32", LENGTHS)),
+    "cuda": ("base-128-1", "base-128-8", "base-384-1", "base-384-8"),
+}
+"""The usual contests of a device. A GPU needs no text for its own, so that a bare machine can run them."""
 TURN_SECONDS, MOST_REQUESTS = 1.5, 400
 TOLERANCES = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.05, "autocast": 0.05, "int8": 0.5}
 """The largest difference of logits from those in fp32, relative to the largest logit or 1."""
@@ -63,20 +70,8 @@ TOLERANCES = {"fp32": 1e-4, "fp16": 0.05, "bf16": 0.05, "autocast": 0.05, "int8"
 class Inference:
     """Measures inference of a fine-tuned model, by Cloze and others."""
 
-    sizes: tuple[str, ...] = ("mini", "base")
-    """Sizes of the models, which have fresh weights."""
-    model: Path | None = None
-    """Folder of a fine-tuned model, transformers' BertForSequenceClassification, instead of --sizes."""
-    data: Path = DATA
-    """Folder with glue/SST-2 and vocab.txt."""
-    sides: tuple[str, ...] = tuple(KINDS)
-    """Sides, such as "cloze bf16"."""
-    batches: tuple[int, ...] = (1, 8, 32)
-    """Sequences of a request, for requests of one length."""
-    lengths: tuple[int, ...] = (128,)
-    """Lengths of these sequences, in pieces."""
-    sentences: int = 64
-    """The number of SST-2's sentences; 0 for none, which needs no numba."""
+    contests: tuple[str, ...] = ()
+    """SIZE-LENGTH-SEQUENCES of a request each, or SIZE-sst2 (default: by device)."""
     rounds: int = 3
     """Turns of every side, for the median."""
     out: Path | None = None
@@ -103,51 +98,66 @@ def split_requests(sequences: Sequence[Array], size: int) -> list[Request]:
     return [sequences[begin : begin + size] for begin in range(0, len(sequences), size)]
 
 
+def parse_contests(names: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
+    """Reads the names of contests; returns lengths and sequences by the size of the model, (0, 0) for SST-2's."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for name in names:
+        parts = re.fullmatch(rf"(\w+)-(?:([1-9]\d*)-([1-9]\d*)|{LENGTHS})", name)
+        if not parts or parts[1] not in BERT.sizes:
+            form = f"SIZE-LENGTH-SEQUENCES, such as base-128-8, or base-{LENGTHS}"
+            raise UserError(f"{name}: no contest; give {form}; sizes are {', '.join(BERT.sizes)}")
+        found.setdefault(parts[1], []).append((int(parts[2] or 0), int(parts[3] or 0)))
+    return found
+
+
 def build_contests(
-    settings: Inference, source: str, sentences: Sequence[Array], vocabulary: int, longest: int
+    wanted: Sequence[tuple[int, int]], vocabulary: Vocabulary, longest: int, console: Console
 ) -> Iterator[InferenceContest]:
     """Yields the contests of a model."""
     random = np.random.default_rng(0)
-    for length, batch in itertools.product([min(each, longest) for each in settings.lengths], settings.batches):
-        even = [random.integers(5, vocabulary, length).astype(np.int32) for _ in range(batch)]
-        yield InferenceContest(f"{batch} x {length}", [even])
-    if sentences:
-        for batch in (1, TOGETHER):
-            yield InferenceContest(f"{source}, {batch} at a time", split_requests(sentences, batch))
+    for length, batch in wanted:
+        if length:
+            sizes = (batch, min(length, longest))
+            even = random.integers(5, len(vocabulary), sizes).astype(np.int32)
+            yield InferenceContest(f"{sizes[0]} x {sizes[1]}", [[*even]])
+            continue
+        source, texts = read_sentences(console)
+        sentences = cut_into_pieces(texts, vocabulary, longest)
+        for together in (1, TOGETHER):
+            yield InferenceContest(f"{source}, {together} at a time", split_requests(sentences, together))
         yield InferenceContest(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
 
 
-def read_sentences(settings: Inference, console: Console) -> tuple[str, list[str]]:
+def read_sentences(console: Console) -> tuple[str, list[str]]:
     """Reads sentences in the order of their file; returns their source, SST-2 or the demo corpus, too."""
-    path = settings.data / "glue" / "SST-2" / "dev.tsv"
+    path = find_data_folder() / "glue" / "SST-2" / "dev.tsv"
     if path.is_file():
-        rows = path.read_text().splitlines()[1:]
-        return "SST-2", [row.partition("\t")[0] for row in rows][: settings.sentences]
+        rows = path.read_text().splitlines()[1 : 1 + SENTENCES]
+        return "SST-2", [row.partition("\t")[0] for row in rows]
     console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
-    return "demo corpus", list(itertools.islice(read_demo_sentences(), settings.sentences))
+    return "demo corpus", list(itertools.islice(read_demo_sentences(), SENTENCES))
 
 
-def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> None:
-    """Writes a transformers folder with fresh weights and a head of two classes."""
-    if size not in BERT.sizes:
-        raise UserError(f"--sizes {size}: is none of {', '.join(BERT.sizes)}")
+def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> int:
+    """Writes a transformers folder with fresh weights and a head of two classes; returns its longest sequence."""
     shape, head = make_shape(size, len(vocabulary)), TaskHead("classes", ("0", "1"))
     weights = TaskModel(shape, head).initialize(0).state_dict()
     task = {"task": "none", "fields": ["text"], "length": shape.positions}
     write_fine_tuned(folder, shape, head, weights, vocabulary, "fresh weights\n", task, shape.positions)
+    return shape.positions
 
 
 class Contestants:
     """The sides that take part, without those that have failed."""
 
-    def __init__(self, names: Sequence[str], folder: Path, stack: ExitStack, console: Console) -> None:
+    def __init__(self, names: Iterable[str], folder: Path, stack: ExitStack, console: Console) -> None:
         self.sides: dict[str, Side] = {}
         self.absent: dict[str, str] = {}
         """Why the others do not take part."""
         self._console = console
         for name in names:
             try:
-                self.sides |= stack.enter_context(open_sides({name: EVERY[name]}, folder))
+                self.sides |= stack.enter_context(open_sides({name: SIDES[name]}, folder))
             except SideFailedError as error:
                 self.drop(name, str(error))
 
@@ -218,34 +228,27 @@ def summarise(contest: InferenceContest, taken: Mapping[str, Sequence[Replies]])
         ours: {name: ratio for name, ratio in turns.compute_ratios(ours).items() if not is_ours(name)}
         for ours in filter(is_ours, taken)
     }
-    return {"sequences": sum(map(len, contest.requests)), "sides": sides, "times_as_fast": ratios}
+    lengths = list(map(len, itertools.chain(*contest.requests)))
+    about = {"sequences": len(lengths), "mean_length": round(fmean(lengths), 1)}
+    return {**about, "sides": sides, "times_as_fast": ratios}
 
 
 def measure(settings: Inference, console: Console) -> None:
     """Runs the contests of all models, and writes the results after each model."""
-    unknown = [name for name in settings.sides if name not in EVERY]
-    if unknown:
-        raise UserError(f"--sides {unknown[0]}: is none of {', '.join(map(repr, EVERY))}")
-    if min((settings.rounds, *settings.batches, *settings.lengths)) < 1 or settings.sentences < 0:
-        raise UserError("--rounds, --batches and --lengths: at least 1; --sentences: at least 0")
-    vocabulary = read_vocabulary(settings.model) if settings.model else choose_vocabulary(settings.data)
-    source, texts = read_sentences(settings, console) if settings.sentences else ("", [])
+    wanted = parse_contests(settings.contests or CONTESTS[find_kind()])
+    if settings.rounds < 1:
+        raise UserError(f"--rounds {settings.rounds}: at least 1")
+    vocabulary, names = choose_vocabulary(), ON_GPU if find_kind() == "cuda" else ON_CPU
     keeper = ResultsFile("inference", ["torch", "transformers", "onnxruntime"], settings.out)
     models: dict[str, Any] = keeper.earlier.get("models", {})
     with tempfile.TemporaryDirectory() as place:
-        for size in [settings.model.resolve().name] if settings.model else settings.sizes:
+        for size, contests in wanted.items():
             folder = Path(place) / size  # into which peers write their graphs
-            if settings.model:
-                shutil.copytree(settings.model.resolve(), folder, copy_function=os.symlink)
-            else:
-                make_model(size, vocabulary, folder)
-            shape = read_shape(folder)
-            sentences = cut_into_pieces(texts, vocabulary, shape.positions) if texts else []
+            longest = make_model(size, vocabulary, folder)
             with ExitStack() as stack:
-                contestants = Contestants(settings.sides, folder, stack, console)
+                contestants = Contestants(names, folder, stack, console)
                 found = models[size] = {"absent": contestants.absent, "rounds": settings.rounds, **describe_run()}
-                found |= {"mean_length": round(fmean(map(len, sentences)), 1)} if sentences else {}
-                for contest in build_contests(settings, source, sentences, len(vocabulary), shape.positions):
+                for contest in build_contests(contests, vocabulary, longest, console):
                     found[contest.name] = run_contest(contest, contestants, settings.rounds)
                     show_contest(console, f"{size}: {contest.name}", found[contest.name])
             console.print(f"kept in {keeper.keep({'threads': CORES, 'models': models})}")

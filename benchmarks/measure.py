@@ -27,12 +27,10 @@ Settings = TypeVar("Settings")
 
 
 def find_data_folder() -> Path:
-    """Returns the folder that CLOZE_DATA names now, by default data/: a command may have unpacked it."""
+    """Returns the folder that CLOZE_DATA names, by default data/."""
     return Path(os.environ.get("CLOZE_DATA", "data"))
 
 
-DATA = find_data_folder()
-"""The folder of data when this process began."""
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 SHARD = ROOT / "data_prep" / "shard.py"

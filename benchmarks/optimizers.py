@@ -1,8 +1,7 @@
 #!/usr/bin/env python3
-"""Measures what a step of each optimizer takes, beside our AdamW: from the gradients to the moved weights.
+"""Measures what a step of each optimizer takes on a base, beside our AdamW: from the gradients to the moved weights.
 
     python benchmarks/optimizers.py
-    python benchmarks/optimizers.py --size mini --optimizers adamw lamb --rounds 15
 
 All train the same model on the same batch, a short one, whose passes are not counted. A step has the norm of the
 gradients, their clipping, the move of the weights, and their copy in 16 bits. The numbers are kept in
@@ -25,13 +24,11 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import Turns, alternate
-from benchmarks.measure import DATA, ResultsFile, run_command
+from benchmarks.measure import ResultsFile, run_command
 from benchmarks.tables import build_table, show
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import Contest, Training, join_micro_batches
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.config.settings import Optimizer, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
@@ -40,23 +37,16 @@ from pretraining.optimizers.declaration import DEFAULT, optimizers
 from pretraining.processes.group import choose_device, connect, disconnect
 from pretraining.reporting.hardware import synchronize
 
-LENGTH, SEQUENCES = 128, 2
-"""The batch that all train on, whose passes are not counted."""
-WARM_UP = 2
+CONTEST = Contest("base", 128, 2)
+"""The model, and the batch that all train on, whose passes are not counted."""
+WARM_UP, ROUNDS = 2, 9
+"""Steps that do not count, and those of which the median is taken: many, since a step of AdamW takes 0.1 s."""
 
 
 @dataclass(frozen=True)
 class Optimizers:
     """Measures what a step of each optimizer takes, beside AdamW."""
 
-    shards: Path | None = None
-    """Folder of shards (default: made of real text, or of the corpus that is built in)."""
-    size: str = "base"
-    """Size of the model."""
-    optimizers: tuple[str, ...] = ("lamb", "muon")
-    """Who takes turns with AdamW."""
-    rounds: int = 9
-    """Alternating steps of which the median is taken."""
     out: Path | None = None
     """File for the numbers (default: in benchmarks/results)."""
 
@@ -82,32 +72,24 @@ class TimedSteps:
         return self.seconds
 
 
-def compare(settings: Optimizers, device: torch.device, console: Console) -> Turns:
-    """Lets the optimizers take turns."""
-    contest = Contest(settings.size, LENGTH, SEQUENCES)
-    shape, read = contest.open(find_shards(settings.shards, DATA, console.print))
+def compare(device: torch.device, console: Console) -> Turns:
+    """Lets all optimizers take turns."""
+    shape, read = CONTEST.open(find_shards(None, console.print))
     dtype = name_dtype(choose_dtype("auto", device))
     batches, sides = join_micro_batches([read(0)]), {}
-    for name in dict.fromkeys((DEFAULT, *settings.optimizers)):
+    for name in dict.fromkeys((DEFAULT, *optimizers())):
         own = EngineSettings(optimizer=Optimizer(name=name), precision=Precision(dtype=dtype))
         sides[name] = TimedSteps(Training(shape, own, device), batches)
-    return alternate(sides, settings.rounds, WARM_UP)
+    return alternate(sides, ROUNDS, WARM_UP)
 
 
 def measure(settings: Optimizers, console: Console) -> None:
     """Measures, prints the table, and keeps it."""
-    unknown = [name for name in settings.optimizers if name not in optimizers()]
-    if unknown or settings.size not in BERT.sizes or settings.rounds < 1:
-        raise UserError(
-            f"--optimizers: of {', '.join(optimizers())}; --size: of {', '.join(BERT.sizes)}; --rounds from 1 on"
-        )
     device = choose_device("auto", World())
     keeper = ResultsFile("optimizers", ["torch"], settings.out, device.type == "cuda")
-    if keeper.earlier.get("size", settings.size) != settings.size:
-        raise UserError(f"{keeper.path}: has the steps of {keeper.earlier['size']}; give another file as --out")
     connect(World(), device)
     try:
-        turns = compare(settings, device, console)
+        turns = compare(device, console)
     finally:
         disconnect()
     rows = [
@@ -118,8 +100,8 @@ def measure(settings: Optimizers, console: Console) -> None:
         }
         for name in turns.seconds
     ]
-    show(console, [build_table(f"Steps of optimizers on {settings.size}", rows)])
-    console.print(f"kept in {keeper.keep({'size': settings.size, 'rows': rows})}", markup=False)
+    show(console, [build_table(f"Steps of optimizers on {CONTEST.size}", rows)])
+    console.print(f"kept in {keeper.keep({'size': CONTEST.size, 'rows': rows})}", markup=False)
 
 
 if __name__ == "__main__":

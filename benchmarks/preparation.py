@@ -36,12 +36,11 @@ from rich.console import Console
 
 from benchmarks.contests import OURS, alternate
 from benchmarks.generators import ExamplesJob, OriginalGenerator
-from benchmarks.measure import DATA, SHARD, ResultsFile, run_command
+from benchmarks.measure import SHARD, ResultsFile, find_data_folder, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.processes import pin_to_one_core
 from benchmarks.tables import build_table, show, show_contest
 from benchmarks.texts import choose_vocabulary
-from data_prep.common.errors import UserError
 from data_prep.common.workers import open_workers
 from data_prep.pipeline.inputs import find_inputs
 from data_prep.pipeline.pipeline import LIBRARIES, Pipeline
@@ -62,16 +61,14 @@ RUN_MB: Sequence[float] = (20, 100)
 GROWTH_MB = (10, 20, 40, 80)
 """Sizes of the corpora for memory and time, besides all of the data."""
 FIVE = "5 duplicates"
+ROUNDS = 3
+"""Turns of which the median is taken: the fewest with a median, since a round takes minutes."""
 
 
 @dataclass(frozen=True)
 class Preparation:
     """Measures data preparation."""
 
-    data: Path = DATA
-    """Folder with wiki/ (WikiExtractor's output), books/ and vocab.txt; without it, the demo corpus is used."""
-    rounds: int = 3
-    """Turns of which the median is taken."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
 
@@ -87,15 +84,15 @@ class SourceText:
     vocabulary: Path
 
     @classmethod
-    def find(cls, data: Path, folder: Path) -> "SourceText":
-        """Finds the text in `data`; without any, takes the demo corpus, whose vocabulary is written into `folder`."""
-        if data != DATA and not (data / "wiki").is_dir():
-            raise UserError(f"{data} has no wiki/; give --data a folder with WikiExtractor's output in wiki/")
+    def find(cls, folder: Path) -> "SourceText":
+        """Finds real text, in wiki/ and books/; without any, takes the demo corpus, whose vocabulary is written into
+        `folder`."""
+        data = find_data_folder()
         if (data / "wiki").is_dir():
             docs = tuple(str(data / name) for name in ("wiki", "books") if (data / name).is_dir())
             files = tuple(sorted((data / "wiki").rglob("wiki_*")))
             return cls(docs, files, "wikiextractor", data / "vocab.txt")
-        choose_vocabulary(data).write(folder / "demo")
+        choose_vocabulary().write(folder / "demo")
         return cls(("demo",), tuple(demo.files()), "demo", folder / "demo" / VOCABULARY)
 
     def write(self, path: Path, megabytes: float) -> float:
@@ -170,7 +167,7 @@ def run_tokenizers(job: ExamplesJob) -> None:
         pipeline.encode_batch(sentences[at : at + BATCH], add_special_tokens=False)
 
 
-def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, Any]:
+def run_contest(job: ExamplesJob, megabytes: float) -> dict[str, Any]:
     """Lets all sides take turns on one core, each from the text to its output."""
     docs = ((str(job.text),),)
     settings = Settings(
@@ -182,7 +179,7 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
             sides["original"] = partial(OriginalGenerator(job).generate, Path(folder) / "original")
         sides["tokenizers alone"] = partial(run_tokenizers, job)
         sides[OURS]()  # compiles
-        turns = alternate(sides, rounds)
+        turns = alternate(sides, ROUNDS)
     about = {"text_mb": megabytes, "length": job.length, "duplicates": job.duplicates}
     figures = {}
     for name in turns.seconds:
@@ -191,7 +188,7 @@ def run_contest(job: ExamplesJob, megabytes: float, rounds: int) -> dict[str, An
     return {**about, "sides": figures, "times_as_fast_as": turns.compute_ratios()}
 
 
-def run_contests(settings: Preparation, text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
+def run_contests(text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """Runs a contest for every size of text, with one duplicate and with five."""
     found = {}
     for size in PEER_MB:
@@ -200,7 +197,7 @@ def run_contests(settings: Preparation, text: SourceText, folder: Path, console:
         for duplicates in (1, 5):
             job = ExamplesJob(path, text.vocabulary, duplicates=duplicates)
             name = f"{megabytes:g} MB, {duplicates} duplicate{'s' if duplicates > 1 else ''}"
-            found[name] = run_contest(job, megabytes, settings.rounds)
+            found[name] = run_contest(job, megabytes)
             show_contest(console, name, found[name])
     return found
 
@@ -222,7 +219,7 @@ def measure_growth(corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
     return [*rows, *(watch_run(list(corpus.docs), everything, given) for given in (corpus.vocabulary, None))]
 
 
-def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, rounds: int) -> dict[str, Any]:
+def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float) -> dict[str, Any]:
     """Measures whole runs on a text of this size: MB a second, and ratios of runs."""
     if corpus.format == "demo":  # whose files are mostly code
         docs: tuple[str, ...] = (str(folder / "runs.txt"),)
@@ -246,8 +243,8 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float, round
             "from documents": PreparationRun(settings(origins=((str(kept),),), duplicates=5)),
         }
         with pin_to_one_core():
-            turns = alternate(sides, rounds, warm_up=1)
-        both = alternate({FIVE: five, "2 workers": PreparationRun(of_text(duplicates=5), workers=2)}, rounds, warm_up=1)
+            turns = alternate(sides, ROUNDS, warm_up=1)
+        both = alternate({FIVE: five, "2 workers": PreparationRun(of_text(duplicates=5), workers=2)}, ROUNDS, warm_up=1)
     return {
         "text_mb": size,
         "mb_per_s_of_a_core": round(size / turns.summarise_side(OURS)["median"], 2),
@@ -292,15 +289,15 @@ def run(settings: Preparation, console: Console) -> None:
     keeper = ResultsFile("preparation", LIBRARIES, settings.out, with_gpu=False)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
-        corpus = SourceText.find(settings.data, Path(place))
-        console.print(f"kept in {keeper.keep(measure(settings, corpus, Path(place), console))}", markup=False)
+        corpus = SourceText.find(Path(place))
+        console.print(f"kept in {keeper.keep(measure(corpus, Path(place), console))}", markup=False)
 
 
-def measure(settings: Preparation, corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
+def measure(corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
     """Runs all contests, whole runs, and runs on growing corpora."""
     console.print(f"text: {' '.join(corpus.docs)}", markup=False)
-    found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(settings, corpus, folder, console)}
-    found["whole_runs"] = [measure_whole_runs(corpus, folder, size, settings.rounds) for size in RUN_MB]
+    found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(corpus, folder, console)}
+    found["whole_runs"] = [measure_whole_runs(corpus, folder, size) for size in RUN_MB]
     found["growth"] = measure_growth(corpus, folder)
     show(console, [build_table("whole runs", found["whole_runs"]), build_table("growth", found["growth"])])
     return found

@@ -2,12 +2,12 @@
 """Trains a recipe to its end and scores the model, so that what a recipe gives stands beside it.
 
     python benchmarks/recipe_scores.py
-    python benchmarks/recipe_scores.py --recipe bert_mini --lengths 128 512
-    python benchmarks/recipe_scores.py --shards data/both --run runs/mini
-    python benchmarks/recipe_scores.py --share 0.1 --times 2 --each 200
+    python benchmarks/recipe_scores.py --recipe bert_mini
+    python benchmarks/recipe_scores.py --share 0.1
 
-The model is asked for all minimal pairs of BLiMP, one of `hybrid` either way, and fine-tuned on STS-B. What is there
-already is used, and what was stopped goes on by the same command. `--times 2` trains twice with the same seed.
+The model is asked for all minimal pairs of BLiMP, after a part of the training for 200 of each paradigm; one of
+`hybrid` either way; and it is fine-tuned on STS-B. The text is in wiki/ and books/ of the folder that CLOZE_DATA names.
+What is in build/ already is used, and what was stopped goes on by the same command.
 """
 
 import sys
@@ -22,15 +22,14 @@ if __name__ == "__main__":
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from statistics import median
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure import DATA, RESULTS, ROOT, ResultsFile, name_hardware, run_command
+from benchmarks.measure import RESULTS, ROOT, ResultsFile, find_data_folder, name_hardware, run_command
 from benchmarks.processes import follow
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
@@ -47,6 +46,10 @@ TEXT = ("wiki", "books")
 TASK = "stsb"
 GRID = ("--learning_rate", "1e-4", "--seeds", 3, "--epochs", 10)
 """The fine-tuning, which was chosen with another mini."""
+EACH = ("--each", 200)
+"""Minimal pairs of every paradigm after a part of a training: all take longer than a tenth of it."""
+THREADS = 2
+"""Threads of the training, which is one process: the machine class of these recipes has two cores."""
 
 
 @dataclass(frozen=True)
@@ -55,27 +58,13 @@ class RecipeScores:
 
     recipe: str = "bert_mini_two_hours"
     """Name of a recipe, or a TOML file."""
-    data: Path = DATA
-    """Folder with text in wiki/ and books/, and with glue/stsb/."""
-    lengths: tuple[int, ...] = (32, 64, 128)
-    """Lengths of the shards that are made, which the recipe trains on; without effect beside --shards."""
-    shards: Path | None = None
-    """Shards to train on (default: made of the text)."""
-    run: Path | None = None
-    """Folder of the run (default: in build/)."""
     share: float = 1.0
     """Fraction of each phase's steps to train."""
-    times: int = 1
-    """Number of trainings with the same seed, one after another."""
-    threads: int = 2
-    """Threads of the training, which is one process."""
-    each: int | None = None
-    """Minimal pairs of every paradigm that are asked about, the first ones (default: all)."""
     out: Path | None = None
     """File for the numbers (default: in benchmarks/results, by recipe and hardware)."""
 
 
-def run_script(folder: Path, threads: int, console: Console, script: str, *words: object) -> None:
+def run_script(folder: Path, console: Console, script: str, *words: object) -> None:
     """Runs a command of the project, with its log in a folder; UserError if it fails."""
     name = Path(script).stem
     console.print(f"{name} …", markup=False)
@@ -84,7 +73,7 @@ def run_script(folder: Path, threads: int, console: Console, script: str, *words
         if line.startswith(("error: ", "warning: ")):
             console.print(f"    {line}", markup=False)
 
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "PYTHONUNBUFFERED": "1"}
     log = folder / f"{name}.log"
     code = follow([sys.executable, str(ROOT / script), *map(str, words)], log, say, environment)
     if code != Code.DONE:
@@ -93,50 +82,40 @@ def run_script(folder: Path, threads: int, console: Console, script: str, *words
 
 def measure(wanted: RecipeScores, console: Console) -> None:
     """Trains, scores, and keeps what comes of it."""
-    if not 0 < wanted.share <= 1 or wanted.times < 1:
-        raise UserError("--share: above 0 and at most 1; --times: at least 1")
+    if not 0 < wanted.share <= 1:
+        raise UserError(f"--share {wanted.share}: above 0 and at most 1")
+    recipe, data = load_recipe(Path(wanted.recipe)), find_data_folder()
     hear_signals()
     name, part = Path(wanted.recipe).stem, "" if wanted.share == 1 else f"-{wanted.share:g}"
     folder = ROOT / "build" / f"recipe-{name}{part}"
-    shards = wanted.shards or folder / "text"
-    if wanted.shards is None:
-        text = [wanted.data / each for each in TEXT]
-        size = ("--vocab-size", 8192, "--lengths", *wanted.lengths, "--duplicates", 1)
-        run_script(folder, wanted.threads, console, "data_prep/shard.py", "--docs", *text, "--out", shards, *size)
     kept = RESULTS / f"recipe-{name.replace('_', '-')}{part}-{name_hardware(with_gpu=False)}.json"
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
-    runs: list[dict[str, Any]] = []
-    for time in range(wanted.times):
-        place = folder if time == 0 else folder / f"again-{time}"
-        trained = (not time and wanted.run) or place / "run"
-        runs.append({})
-        do = partial(run_script, place, wanted.threads, console)
-        for runs[-1] in train_and_score(wanted, shards, trained, place, do):
-            found = {"recipe": name, "share": wanted.share, **runs[0], **({"again": runs[1:]} if time else {})}
-            path = keeper.keep(found)
-    console.print_json(json.dumps(found))
-    console.print(f"kept in {path}", markup=False)
 
+    def do(script: str, *words: object) -> None:
+        run_script(folder, console, script, *words)
 
-def train_and_score(
-    wanted: RecipeScores, shards: Path, trained: Path, folder: Path, do: Callable[..., None]
-) -> Iterator[dict[str, Any]]:
-    """Trains once, and yields all that was found so far each time that there is more."""
-    recipe = load_recipe(Path(wanted.recipe))
-    train = ("--recipe", wanted.recipe, "--data", shards, "--out", trained)
+    shards, run = folder / "text", folder / "run"
+    lengths = sorted({phase.length for phase in recipe.phases})
+    size = ("--vocab-size", 8192, "--lengths", *lengths, "--duplicates", 1)
+    do("data_prep/shard.py", "--docs", *(data / each for each in TEXT), "--out", shards, *size)
+    train = ("--recipe", wanted.recipe, "--data", shards, "--out", run)
     do("pretraining/train.py", *train, *list_shorter_phases(recipe, wanted.share))
-    do("pretraining/export.py", trained, "--out", folder / "export")
-    found = {"training": summarise_training(trained), "weights_sha256": sha256(folder / "export" / WEIGHTS)}
+    do("pretraining/export.py", run, "--out", folder / "export")
+    found = {"recipe": name, "share": wanted.share, "training": summarise_training(run)}
+    found |= {"weights_sha256": sha256(folder / "export" / WEIGHTS)}
     objective = configure_objective(recipe.objective)
     either = len(objective.list_ways(objective.learning(has_pairs=True))) > 1
-    each = () if wanted.each is None else ("--each", wanted.each)
-    for name, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if either else {})}.items():
-        do("finetuning/run_pairs.py", "--model", trained, "--out", folder / name, *each, *sees)
-        found[name] = summarise_pairs(read_json(folder / name / "results.json"))
-        yield found
-    glue = ("--task", TASK, "--data", wanted.data / "glue", "--model", trained, "--out", folder / "glue")
+    for pairs, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if either else {})}.items():
+        each = EACH if part else ()
+        do("finetuning/run_pairs.py", "--model", run, "--out", folder / pairs, *each, *sees)
+        found[pairs] = summarise_pairs(read_json(folder / pairs / "results.json"))
+        keeper.keep(found)
+    glue = ("--task", TASK, "--data", data / "glue", "--model", run, "--out", folder / "glue")
     do("finetuning/run_glue.py", *glue, *GRID)
-    yield found | {TASK: summarise_task(read_json(folder / "glue" / "results.json")[TASK])}
+    found[TASK] = summarise_task(read_json(folder / "glue" / "results.json")[TASK])
+    path = keeper.keep(found)
+    console.print_json(json.dumps(found))
+    console.print(f"kept in {path}", markup=False)
 
 
 def list_shorter_phases(recipe: Recipe, share: float) -> list[object]:

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Makes a table of the paper: pre-trains its rows, fine-tunes them, and shows the scores beside the paper's.
 
-    python benchmarks/reproduce.py --table 5 --scale demo
-    python benchmarks/reproduce.py --figure 5 --scale tiny --plan
-    python benchmarks/reproduce.py --table 8 --scale base --share 2/4
+    python benchmarks/reproduce.py table5 --scale demo
+    python benchmarks/reproduce.py figure5 --scale tiny --plan
+    python benchmarks/reproduce.py table8 --scale base --share 2/4
 
 Finished runs are used, and the same command continues stopped ones. See docs/reproducing.md.
 """
@@ -26,6 +26,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import tyro
 from rich.console import Console
 from rich.markup import escape
 
@@ -43,7 +44,7 @@ from data_prep.common.locks import locked
 from data_prep.common.progress import duration
 from data_prep.common.supervision import INTERRUPTED, hear_signals
 
-LOGS, LOCKS = "logs", "locks"
+OUT, LOGS, LOCKS = Path("build/reproduction"), "logs", "locks"
 LAST_LINES = 3
 """The number of last lines that are shown of a command that failed without an error message."""
 
@@ -52,11 +53,9 @@ LAST_LINES = 3
 class Reproduce:
     """Makes a table of the paper at a scale."""
 
-    table: int | None = None
-    """Number of a table: 1 GLUE, 2 SQuAD 1.1, 3 SQuAD 2.0, 4 SWAG, 5 tasks of pre-training, 6 size, 7 features,
-    8 masks."""
-    figure: int | None = None
-    """Number of a figure: 5, scores along the pre-training."""
+    table: tyro.conf.Positional[str]
+    """A table: table1 GLUE, table2 SQuAD 1.1, table3 SQuAD 2.0, table4 SWAG, table5 tasks of pre-training, table6 size,
+    table7 features, table8 masks; or a figure: figure5, scores along the pre-training."""
     scale: ScaleName = "demo"
     """demo: a quarter of an hour on 2 cores; tiny, mini: hours on them; base, large: the paper's sizes."""
     plan: bool = False
@@ -64,17 +63,14 @@ class Reproduce:
     share: str = ""
     """Run part I of N of the runs, given as I/N, beside other commands in the same folder; a command without it makes
     the table."""
-    out: Path = Path("build/reproduction")
-    """Folder of the runs, with a folder for each scale that its tables share."""
-    results: Path = RESULTS
-    """Folder for the table."""
+    out: Path = OUT
+    """Folder of the runs, with a folder for each scale that its tables share, and of their tables, but for those of the
+    usual folder, which are kept in benchmarks/results."""
 
     @property
-    def name(self) -> str:
-        """The name of the table, such as table5."""
-        if (self.table is None) == (self.figure is None):
-            raise UserError("which table? give --table 1 to 8, or --figure 5")
-        return f"table{self.table}" if self.figure is None else f"figure{self.figure}"
+    def results(self) -> Path:
+        """Folder of the tables."""
+        return RESULTS if self.out == OUT else self.out
 
 
 def show_plan(
@@ -192,7 +188,7 @@ def read_share(text: str) -> tuple[int, int] | None:
 
 def make(wanted: Reproduce, console: Console) -> int:
     """Makes the table, or prints its plan; returns the exit code."""
-    table = load_table(wanted.name, wanted.scale)
+    table = load_table(wanted.table, wanted.scale)
     share, lacks = read_share(wanted.share), find_lacking(table)
     ledger = Ledger(wanted.out / wanted.scale, wanted.results, table.name)
     cells = [cell for cell in list_cells(table) if wanted.plan or cell.column not in lacks]
@@ -217,14 +213,16 @@ def make(wanted: Reproduce, console: Console) -> int:
     return code
 
 
-def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete: bool, console: Console) -> None:
-    """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it."""
+def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete: bool, console: Console) -> Path:
+    """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it;
+    returns the path."""
     result = TableSummary(table, ledger).summarise()
     show(console, build_tables(result))
     replaces = complete or sum(run.code == 0 for run in result.runs.values()) >= ledger.own_runs
-    path = wanted.results / f"{wanted.name}-{wanted.scale}{'' if replaces else PARTIAL}.json"
+    path = wanted.results / f"{wanted.table}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True), replaces=True)
     console.print(f"kept in {path}", markup=False)
+    return path
 
 
 if __name__ == "__main__":

@@ -2,13 +2,15 @@
 """Measures how training steps scale: weakly, with a fixed number of sequences a process, and strongly, with a fixed
 number in all.
 
-    python benchmarks/scaling.py --processes 1 2 --tensor 1 2
+    python benchmarks/scaling.py --parallel.tensor 2
     python benchmarks/scaling.py --recipe bert_large_lamb --parallel.zero 2 --data data/wiki
     sbatch --nodes=8 cluster/benchmark_scaling.slurm
 
-Launches of 1, 2, 4 … processes take turns, so that a disturbance affects all. Each trains as train.py does, then again
-in a group without messages. The difference is the share of communication in a step; the rest is due to shared cores and
-memory. Any value of the recipe can be given. Under Slurm, a job makes the launches, with --notes, then the report.
+Launches of 1, 2, 4 … processes, up to one for each GPU or each core, take turns, so that a disturbance affects all.
+Each trains as train.py does, then again in a group without messages. The difference is the share of communication in a
+step; the rest is due to shared cores and memory. Any value of the recipe can be given; with parallel.tensor, launches
+without it take turns too. A process has 32 sequences of 128 pieces at a time, on a GPU 256, or as many as the recipe's
+micro_batch; all together have 32, or 2,048. Under Slurm, a job makes the launches, with --notes, then the report.
 """
 
 import sys
@@ -53,7 +55,7 @@ from data_prep.common.launchers import World, find_world
 from data_prep.common.terminal import open_console, run_curable
 from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Recipe
+from pretraining.config.settings import Phase, Recipe
 from pretraining.data.batches import step_batches
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
@@ -63,7 +65,14 @@ from pretraining.model.batch import PretrainingBatches
 from pretraining.processes import group
 from pretraining.reporting.hardware import synchronize
 
-WARM_UP = 2
+WARM_UP, STEPS = 2, 6
+"""Steps of a launch that do not count, and those of which the median is taken: to start the launch takes longer."""
+LENGTH = 128
+"""Sequences are as long as in the recipe's longest phase up to this, the paper's first."""
+SEQUENCES = {"cpu": 32, "cuda": 256}
+"""Sequences of a micro-batch: few on a CPU, so that a step takes seconds; many on a GPU, so that it does not wait."""
+BATCHES = {"cpu": 32, "cuda": 2048}
+"""Sequences of all processes in strong scaling; few processes accumulate them."""
 SILENT = "seconds_without_communication"
 """The key of the seconds of a step in a group that sends no messages."""
 
@@ -72,28 +81,15 @@ SILENT = "seconds_without_communication"
 class Scaling:
     """Measures training steps of 1, 2, 4 … processes; values of the recipe can be given as --section.key VALUE."""
 
-    processes: tuple[int, ...] = ()
-    """Numbers of processes (default: 1, 2, 4 … up to one for each GPU, or for each core)."""
-    tensor: tuple[int, ...] = (1,)
-    """Numbers of processes that share a model (`parallel.tensor`), each measured where it divides the processes."""
     recipe: Path | None = None
     """Recipe of the model, optimizer, precision and ZeRO stage (default: bert_mini, on GPUs bert_base_lamb)."""
     data: Path | None = None
     """Folder of shards (default: build/demo, made of the built-in corpus if it is missing)."""
-    length: int = 128
-    """Length of the sequences."""
-    sequences: int | None = None
-    """Sequences of a micro-batch (default: 32, on GPUs 256)."""
-    batch: int | None = None
-    """Sequences of all processes in strong scaling; few processes accumulate them (default: 32, on GPUs 2,048)."""
-    steps: int = 6
-    """Steps of each launch of which the median is taken, after two that warm up."""
     rounds: int = 3
     """Launches for each number of processes."""
     notes: Path | None = None
-    """Run as a rank of one launch, for example by srun, and append the seconds to this file."""
-    report: bool = False
-    """Report on the launches in --notes, and measure nothing."""
+    """Run as a rank of one launch, for example by srun, and append the seconds to this file; with --out, report on the
+    launches in it, and measure nothing."""
     out: Path | None = None
     """File for the results (default: in benchmarks/results)."""
 
@@ -129,11 +125,12 @@ class RankSteps:
         self._shape = recipe.shape(manifest)
         tensor = recipe.parallel.tensor
         reader, readers = world.rank // tensor, world.size // tensor
-        dataset = Dataset(shards, manifest, settings.length, rank=reader, ranks=readers)
-        order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + settings.steps)
+        phase = find_phase(recipe)
+        dataset = Dataset(shards, manifest, phase.length, rank=reader, ranks=readers)
+        order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + STEPS)
         self.batches: dict[str, list[PretrainingBatches]] = {}
         """This rank's batches of all steps, by the kind of scaling."""
-        for kind, (batch, accumulation) in choose_batches(settings, device, readers).items():
+        for kind, (batch, accumulation) in choose_batches(phase, device, readers).items():
             read = partial(step_batches, dataset, BatchOrder(order, batch))
             self.batches[kind] = [read(step, reader, readers, accumulation) for step in steps]
 
@@ -159,12 +156,18 @@ class RankSteps:
         synchronize(self.device)
 
 
-def choose_batches(settings: Scaling, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
+def find_phase(recipe: Recipe) -> Phase:
+    """Finds the phase with the longest sequences up to LENGTH; the first one if all are longer."""
+    short = (phase for phase in recipe.phases if phase.length <= LENGTH)
+    return max(short, key=lambda phase: phase.length, default=recipe.phases[0])
+
+
+def choose_batches(phase: Phase, device: torch.device, processes: int) -> dict[str, tuple[int, int]]:
     """Returns the global batch and the micro-batches of a rank, for each kind of scaling, by the number of processes
     that read different data. Omits strong scaling if they do not divide its batch."""
-    on_gpu = device.type == "cuda"
-    sequences = settings.sequences or (256 if on_gpu else 32)
-    batch = settings.batch or (2048 if on_gpu else 32)
+    sequences, batch = SEQUENCES[device.type], BATCHES[device.type]
+    if device.type == "cuda" and phase.micro_batch != "auto":
+        sequences = phase.micro_batch  # a GPU may have room for fewer
     found = {"weak": (processes * sequences, 1)}
     accumulation = math.ceil(batch / processes / sequences)
     if batch % (processes * accumulation) == 0:
@@ -231,25 +234,26 @@ def write_note(
     print(describe_launch(note), flush=True)
 
 
-def measure_here(settings: Scaling, recipe: Recipe, arguments: list[str]) -> list[Note]:
+def measure_here(settings: Scaling, recipe: Recipe, overrides: list[str]) -> list[Note]:
     """Launches all numbers of processes on this machine, in turns."""
     here = torch.cuda.device_count() or num_cores()
-    counts = sorted({*(settings.processes or (*(1 << power for power in range(here.bit_length())), here))})
-    if min(*counts, *settings.tensor, settings.rounds, settings.steps) < 1:
-        raise UserError("--processes, --tensor, --rounds and --steps: at least 1")
-    if recipe.parallel.tensor not in (1, *settings.tensor):
-        raise UserError(f"parallel.tensor = {recipe.parallel.tensor}: give --tensor {recipe.parallel.tensor}")
+    counts = sorted({*(1 << power for power in range(here.bit_length())), here})
+    if settings.rounds < 1:
+        raise UserError(f"--rounds {settings.rounds}: at least 1")
+    shared = recipe.parallel.tensor
+    if not any(count % shared == 0 for count in counts):
+        raise UserError(f"parallel.tensor = {shared}: divides none of the numbers of processes, {counts}")
     threads = recipe.compute.threads or max(1, num_cores() // max(counts))
-    launches = [(count, threads, tensor) for count in counts for tensor in settings.tensor if count % tensor == 0]
-    if not launches:
-        raise UserError(f"--tensor {settings.tensor[0]}: divides none of the numbers of processes, {counts}")
+    launches = [(count, threads, tensor) for count in counts for tensor in sorted({1, shared}) if count % tensor == 0]
     if not torch.cuda.is_available() and not recipe.compute.threads and threads < num_cores():
         launches.append((1, num_cores(), 1))  # one process with the whole machine
     with tempfile.TemporaryDirectory(prefix="scaling-") as folder:
         path = Path(folder) / "notes.jsonl"
+        given = {"--notes": path, "--recipe": settings.recipe, "--data": settings.data}
+        words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
         for processes, each, tensor in launches * settings.rounds:
-            own = ["--notes", str(path), "--compute.threads", str(each), "--parallel.tensor", str(tensor)]
-            launch(processes, [*arguments, *own])
+            own = ["--compute.threads", str(each), "--parallel.tensor", str(tensor)]
+            launch(processes, [*words, *overrides, *own])
         return read_notes(path)
 
 
@@ -339,14 +343,14 @@ def main(arguments: list[str]) -> int:
     name = settings.recipe or Path("bert_base_lamb" if torch.cuda.is_available() else "bert_mini")
     recipe = load_recipe(name, overrides)
     world, console = find_world(os.environ), open_console(soft_wrap=True)
-    if settings.notes is not None and not settings.report:
+    if settings.notes is not None and settings.out is None:
         take_part(settings, recipe, world)
         return 0
-    if settings.notes is None and (settings.report or world.size > 1):
+    if settings.notes is None and world.size > 1:
         raise UserError("--notes: is missing; without a launcher, scaling.py launches ranks by itself and needs none")
-    notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, arguments)
+    notes = read_notes(settings.notes) if settings.notes else measure_here(settings, recipe, overrides)
     described = {"recipe": name.stem, "model": recipe.model.as_dict(), "optimizer": recipe.optimizer.name}
-    lengths = {"zero": recipe.parallel.zero, "length": settings.length}
+    lengths = {"zero": recipe.parallel.zero, "length": find_phase(recipe).length}
     report(notes, {**described, **lengths}, settings.out, console)
     return 0
 

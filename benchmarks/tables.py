@@ -185,20 +185,12 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
     return row
 
 
-def summarise_fine_tuning_scores(found: Results) -> Iterator[ResultTable]:
-    """Yields the mean scores of our fine-tuning and of transformers' Trainer, over seeds."""
-    shown = ("model", "metric", "our_mean", "their_mean", "difference", "standard_error")
-    tasks = found["tasks"].items()
-    yield build_table("", [{"task": name, **{key: task[key] for key in shown if key in task}} for name, task in tasks])
-
-
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
         "scaling": summarise_scaling,
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
-        "fine_tuning_scores": summarise_fine_tuning_scores,
         "demo": lambda found: [build_table("Validation of the demo", found["scored"])],
     }
     return functions.get(found["benchmark"], summarise_contests)(found)

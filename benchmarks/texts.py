@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.measure import ROOT, SHARD
+from benchmarks.measure import ROOT, SHARD, find_data_folder
 from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST
 
@@ -45,14 +45,15 @@ def make_demo(say: Callable[[str], None]) -> Path:
     return make_shards(DEMO, "--docs", "demo", "--vocab-size", 8192, duplicates=2)
 
 
-def find_shards(given: Path | None, data: Path, say: Callable[[str], None]) -> Path:
+def find_shards(given: Path | None, say: Callable[[str], None]) -> Path:
     """Returns the given shards; else makes shards of real text if there is any, or of the built-in corpus."""
+    data = find_data_folder()
     if given is not None:
         if not (given / MANIFEST).exists():
             raise UserError(f"{given}: no shards there (no {MANIFEST}); make them with data_prep/shard.py")
         return given
     if not (data / "wiki").is_dir():
-        say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA, or --shards)")
+        say(f"{DEMO}: the corpus that is built in (real text: CLOZE_DATA)")
         return make_demo(say)
     some = data / "wiki/AA"  # 45 MB are enough
     words = ("--docs", some if some.is_dir() else data / "wiki", "--vocab", data / "vocab.txt", *LENGTHS)
@@ -72,13 +73,13 @@ def read_demo_sentences() -> Iterator[str]:
                 yield from (sentence for sentence in re.split(r"(?<=[.!?]) ", passage) if len(sentence) > 1)
 
 
-def choose_vocabulary(data: Path) -> Vocabulary:
-    """Returns the published vocabulary if it is available, else one trained on the demo corpus."""
+def choose_vocabulary() -> Vocabulary:
+    """Returns the published vocabulary if CLOZE_DATA has it, else one trained on the demo corpus."""
     from data_prep.vocabulary.kinds.wordpiece import KIND
     from data_prep.vocabulary.source import find_vocabulary
 
-    if (data / "vocab.txt").is_file():
-        return find_vocabulary(str(data / "vocab.txt"), cased=False)
+    if (given := find_data_folder() / "vocab.txt").is_file():
+        return find_vocabulary(str(given), cased=False)
     words = Counter(word for each in read_demo_sentences() for word in re.findall(r"\w+|[^\w\s]", each.lower()))
     return KIND.train(words, DEMO_PIECES, cased=False)
 

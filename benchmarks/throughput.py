@@ -3,19 +3,18 @@
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --contests base-128-32 --rounds 5 --profile build/profile
-    python benchmarks/throughput.py --contests mini-128-64 --peer none --dtype fp32
-    python benchmarks/throughput.py --contests large-128-auto --against "cloze, compiled" --apart
-    python benchmarks/throughput.py --contests modern:mini-128-64 --peer transformers --against "cloze, bert"
+    python benchmarks/throughput.py --contests large-128-auto --against "cloze, compiled"
+    python benchmarks/throughput.py --contests modern:mini-128-64 --against transformers "cloze, bert"
 
 All sides train on the same batches with real lengths: of --shards, of the text in the folder that CLOZE_DATA names, or
 of the built-in corpus. They compute in the device's fast type of numbers, with dropout and AdamW, in a process each.
 transformers, if it is installed, runs as its users run it: autocast over fp32 weights, the fused optimizer, batches
 that are padded and pinned before the step; on a CPU also in a process that keeps freed memory as ours does, to show the
-effect of that alone. Steps alternate; ratios are medians. The ceilings, the speed of matrix products and of memory, are
-measured too. Without --contests, a short trial of each contest decides how often its sequences are halved (at most to
-an eighth), so that all its steps take about 25 s in the first contest and 120 s in each other one. A contest that does
-not fit into memory is halved too. Results go to benchmarks/results/, a file for each kind of hardware; contests of
-other architectures than BERT have another file, architectures-HARDWARE.json.
+effect of that alone. Steps alternate, but on a GPU a contest with transformers, or with as many sequences as fit, runs
+one side after another, ours again at the end: they do not fit in memory together. Ratios are medians. The ceilings, the
+speed of matrix products and of memory, are measured too. A contest that does not fit into memory is halved. Results go
+to benchmarks/results/, a file for each kind of hardware; contests of other architectures than BERT have another file,
+architectures-HARDWARE.json.
 """
 
 import sys
@@ -27,18 +26,17 @@ if __name__ == "__main__":
 
     begin()
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean, median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate, spread
-from benchmarks.measure import DATA, ResultsFile, describe_run, read_gpu_state, run_command
+from benchmarks.measure import ResultsFile, describe_run, read_gpu_state, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.sides import NoMemoryError, Side, SideSpec, open_sides
 from benchmarks.tables import show_contest
@@ -49,7 +47,7 @@ from data_prep.common.launchers import World
 from data_prep.common.progress import StepProgress
 from data_prep.shards import Manifest
 from pretraining.architectures.declaration import architectures
-from pretraining.config.settings import Compute, Dtype, Optimizer
+from pretraining.config.settings import Compute, Optimizer
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.model.batch import PretrainingBatch
@@ -65,12 +63,8 @@ EACH = 5
 """Rounds after which the ceiling is measured once more, which takes as long as some steps."""
 ON_CPU = ("mini-128-64", "base-128-32", "mini-512-16", "base-512-4")
 ON_GPU = ("base-128-512", "large-128-256", "base-512-128", "large-512-64")
-FIRST_SECONDS, SECONDS = 25.0, 120.0
-"""Seconds that the steps of the first contest, and of each other one, may take if no --contests are given."""
-TRIAL = 8
-"""A trial with 1 / TRIAL of a contest's sequences estimates its time, and halving for time stops there."""
 AGAIN = "cloze, again"
-"""Our side once more after all others, with `apart`: shows how the device itself has changed meanwhile."""
+"""Our side once more after all others that ran apart: shows how the device itself has changed meanwhile."""
 MASKED = [name for name, kind in architectures().items() if "both" in kind.sees]
 """Architectures that can learn as BERT does, so that they can stand beside it."""
 MOST_SEQUENCES = 4096
@@ -94,6 +88,7 @@ SIDES = {
     "transformers, compiled": SideSpec(partial(TheirTraining, compiled=True), prepared=False),
     "transformers, memory kept": SideSpec(TheirTraining),
 }
+THEIRS = {name for name in SIDES if not name.startswith(OURS)}
 
 
 @dataclass(frozen=True)
@@ -101,19 +96,12 @@ class Throughput:
     """Measures pre-training steps of Cloze and of transformers on the same batches."""
 
     shards: Path | None = None
-    """Folder of shards with lengths 128 and 512 (default: made of real text, or of the built-in corpus)."""
-    data: Path = DATA
-    """Folder of real text with wiki/ and vocab.txt."""
+    """Folder of shards with lengths 128 and 512 (default: made of text in CLOZE_DATA, or of the built-in corpus)."""
     contests: tuple[str, ...] = ()
     """[ARCHITECTURE:]SIZE-LENGTH-SEQUENCES each, or -auto for as many sequences as fit (default: by device)."""
-    peer: Literal["transformers", "none"] = "transformers"
-    """The peer; it is left out, and a line says so, if it is not installed."""
     against: tuple[str, ...] = ()
-    """Names of other sides, such as "cloze, compiled", or "cloze, bert" for BERT of the same layers and width."""
-    apart: bool = False
-    """Run one side after another, ours again at the end: for sides that do not fit in memory together."""
-    dtype: Dtype | Literal["auto"] = "auto"
-    """Type of numbers; auto: the device's fast one."""
+    """Other sides, such as "cloze, compiled", or "cloze, bert" for BERT of the same layers and width; cloze: none
+    (default: transformers, if it is installed)."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""
     profile: Path | None = None
@@ -132,35 +120,35 @@ class Bench:
     dtype: torch.dtype
     sides: tuple[str, ...]
     console: Console
-    seconds: float = math.inf
-    """Seconds that all steps of a contest may take."""
+
+    def runs_apart(self, contest: Contest) -> bool:
+        """Whether the sides of a contest run one after another, since they do not fit in memory together."""
+        return self.device.type == "cuda" and (contest.sequences == AUTO or not {*self.sides}.isdisjoint(THEIRS))
 
 
 def choose_sides(settings: Throughput, device: torch.device, console: Console) -> tuple[str, ...]:
-    """Chooses the sides. Kept memory concerns CPUs alone: on a GPU, PyTorch keeps it for all."""
+    """Chooses the sides, ours first. Kept memory concerns CPUs alone: on a GPU, PyTorch keeps it for all."""
     unknown = [name for name in settings.against if name not in SIDES]
     if unknown:
         raise UserError(f"--against {unknown[0]}: is none of {', '.join(map(repr, SIDES))}")
     peers: tuple[str, ...] = ("transformers", "transformers, memory kept")[: 2 if device.type == "cpu" else 1]
-    if settings.peer == "none":
-        peers = ()
-    elif find_missing_packages("transformers"):
+    if not settings.against and find_missing_packages("transformers"):
         console.print("transformers is not installed, so nobody trains beside us (pip install transformers)")
         peers = ()
-    return tuple(dict.fromkeys((OURS, *peers, *settings.against)))
+    return tuple(dict.fromkeys((OURS, *(settings.against or peers))))
 
 
 Keep = Callable[[dict[str, Any]], object]
 """Keeps what a contest has measured so far, so that a side that fails loses nothing of those before it."""
 
 
-def run_contest(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
+def run_contest(contest: Contest, bench: Bench, apart: bool, keep: Keep) -> dict[str, Any]:
     """Lets all sides make steps on the same batches: in turns, or `apart`, one side after another."""
     kinds = {name: SIDES[name] for name in bench.sides}
     groups = [kinds]
-    if bench.settings.apart:
+    if apart:
         groups = [{name: kind} for name, kind in (kinds | {AGAIN: kinds[OURS]}).items()]
-    run = ContestRun(contest, bench)
+    run = ContestRun(contest, bench, apart)
     for group in groups:
         run.measure(group)
         keep(run.describe())
@@ -170,10 +158,10 @@ def run_contest(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
 class ContestRun:
     """The steps of sides on the batches of a contest."""
 
-    def __init__(self, contest: Contest, bench: Bench) -> None:
-        self._contest, self._bench = contest, bench
-        self._shape, _ = contest.open(bench.shards)
-        self._batches: list[PretrainingBatch] = []
+    def __init__(self, contest: Contest, bench: Bench, apart: bool) -> None:
+        self._contest, self._bench, self._apart = contest, bench, apart
+        self._shape, read = contest.open(bench.shards)
+        self._batches = [*map(read, range(WARM_UP + bench.settings.rounds))]
         self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._models: dict[str, tuple[Shape, int]] = {}
@@ -185,8 +173,6 @@ class ContestRun:
         bench, first = self._bench, next(iter(kinds))
         bench.console.print(f"{self._contest}: {', '.join(kinds)} {'are' if len(kinds) > 1 else 'is'} loading")
         with open_sides(kinds, self._shape, bench.device, bench.dtype) as sides:
-            if not self._batches:
-                self._choose_batches(sides)
             progress = StepProgress(bench.console, str(self._contest), "", len(sides) * len(self._batches), 0)
 
             def take_turn(side: Side, coming: Iterator[tuple[int, PretrainingBatch]]) -> float:
@@ -204,24 +190,6 @@ class ContestRun:
             if bench.settings.profile is not None and OURS in sides:
                 sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
 
-    def _choose_batches(self, sides: Mapping[str, Side]) -> None:
-        """Halves the sequences of the contest until all steps fit into the time, by a trial; reads its batches."""
-        bench, asked, steps = self._bench, self._contest, WARM_UP + self._bench.settings.rounds
-        if bench.seconds < math.inf:
-            trial = replace(asked, sequences=max(1, asked.sequences // TRIAL))
-            first, second = map(trial.open(bench.shards)[1], range(2))
-            runs = len(bench.sides) + 1 if bench.settings.apart else len(sides)  # ours comes again
-            spent = 0.0
-            for side in sides.values():
-                side.ask("step", first)
-                spent += runs / len(sides) * steps * side.ask("step", second) / trial.sequences
-            while self._contest.sequences > trial.sequences and spent * self._contest.sequences > bench.seconds:
-                self._contest = self._contest.halved()
-            if self._contest != asked:
-                fewer = f"{asked}: cut to {self._contest.sequences} sequences, to take about {bench.seconds:.0f} s"
-                bench.console.print(f"{fewer}; --contests {asked} measures all of it")
-        self._batches = [*map(self._contest.open(bench.shards)[1], range(steps))]
-
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
         ceiling, sides = median(self._ceilings), {}
@@ -234,7 +202,7 @@ class ContestRun:
             "matrix_gflops": round(ceiling / 1e9),
             "mean_length": round(fmean(each for batch in self._batches for each in batch.lengths), 1),
             **({"gpu": clocks} if self._clocks_before else {}),
-            "apart": self._bench.settings.apart,
+            "apart": self._apart,
             "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
         }
@@ -269,11 +237,12 @@ def summarise(
 
 def run_smaller(contest: Contest, bench: Bench, keep: Keep) -> dict[str, Any]:
     """Runs a contest, and halves its sequences while a side has too little memory."""
+    apart = bench.runs_apart(contest)
     if contest.sequences == AUTO:
         contest = fit_sequences(contest, bench)
     while True:
         try:
-            return run_contest(contest, bench, keep)
+            return run_contest(contest, bench, apart, keep)
         except NoMemoryError as error:
             bench.console.print(f"{contest}: {error}; with half the sequences")
             contest = contest.halved()
@@ -289,9 +258,9 @@ def measure(settings: Throughput, console: Console) -> None:
         raise UserError(f"--contests: {twice} is given twice; take a command each, with another file as --out")
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
-    dtype = choose_dtype(settings.dtype, device)
+    dtype = choose_dtype("auto", device)
     sides = choose_sides(settings, device, console)
-    shards = find_shards(settings.shards, settings.data, console.print)
+    shards = find_shards(settings.shards, console.print)
     vocabulary = Manifest.read(shards).vocabulary_size
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{torch.get_num_threads()} threads"
     matrix, memory = measure_flops(device, dtype), measure_memory_bandwidth(device)
@@ -310,9 +279,7 @@ def measure(settings: Throughput, console: Console) -> None:
         kept[name] = found | about
         return keeper.keep({"threads": torch.get_num_threads(), "ceilings": ceilings, "contests": kept})
 
-    for number, contest in enumerate(given):
-        if not settings.contests:
-            bench = replace(bench, seconds=SECONDS if number else FIRST_SECONDS)
+    for contest in given:
         is_new = contest.name not in kept  # else the earlier results stay until all sides are measured anew
         found = run_smaller(contest, bench, partial(keep, contest.name) if is_new else lambda _: None)
         show_contest(console, str(replace(contest, sequences=found["sequences"])), found)

@@ -395,7 +395,7 @@ pretrain() {
 scale() {
   local words=("$@") folder=runs/scaling-$SLURM_JOB_ID ranks counts=() nodes round rounds
   take rounds --rounds 3
-  words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" --out "$folder/scaling.json" ${words[@]+"${words[@]}"})
+  words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" ${words[@]+"${words[@]}"})
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   rm -f "$folder/notes.jsonl" # of an earlier start, whose rounds did not alternate with these
   ranks=$(ranks_per_node)
@@ -407,7 +407,7 @@ scale() {
       SLURM_JOB_NUM_NODES=$nodes run_step "$ranks" "${python[@]}" "${words[@]}" || exit $step_code
     done
   done
-  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --report
+  SLURM_JOB_NUM_NODES=1 run_step 1 "${python[@]}" "${words[@]}" --out "$folder/scaling.json"
   exit $step_code
 }
 

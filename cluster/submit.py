@@ -4,7 +4,7 @@
     python cluster/submit.py pipeline --text wiki/ --dry-run
     python cluster/submit.py pipeline --text wiki/ --script pretrain_base --tasks rte cola --seeds 3
     python cluster/submit.py pipeline --from finetune --run runs/bert_large_lamb
-    python cluster/submit.py tables --shares 4 --table 5 --scale base
+    python cluster/submit.py tables --shares 4 table5 --scale base
 
 Unknown words are passed on to train.py, those of `tables` to reproduce.py. It needs Python and sbatch alone, so that it
 runs on any login node.
@@ -151,9 +151,8 @@ def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[
     """Plans the jobs for a table of the paper: an array for its runs, then a job that makes the table."""
     shares = read_number("--shares", wanted.shares)
     said = " ".join(words)
-    named = re.findall(r"--(table|figure)[ =](\S+)", said)
-    if len(named) != 1 or "".join(named[0]) not in {path.stem for path in TABLES.glob("*.toml")}:
-        raise UserError(f"tables: {said or 'nothing is named'}: give --table 1 to 8, or --figure 5")
+    if len({*words} & {path.stem for path in TABLES.glob("*.toml")}) != 1:
+        raise UserError(f"tables: {said or 'nothing is named'}: give table1 to table8, or figure5")
     jobs = [
         ChainJob("tables", "reproduce", f"{shares} shares of {said}", words, [f"--array=1-{shares}"]),
         ChainJob("conclude", "reproduce", f"the tables of {said}", words, (), {"tables": "afterany"}),

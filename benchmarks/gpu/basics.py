@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """The parts of `make gpu` besides benchmarks: the setup, shards, a few steps, and the tests that need a GPU.
 
-    python benchmarks/gpu/basics.py data --shards build/gpu-shards
-    python benchmarks/gpu/basics.py smoke --shards build/gpu-shards
-    python benchmarks/gpu/basics.py tests --only kernels
+    python benchmarks/gpu/basics.py data
+    python benchmarks/gpu/basics.py smoke
+    python benchmarks/gpu/basics.py tests-kernels
 
 Shards are made of the text in the folder that CLOZE_DATA names, or else of the demo corpus.
 """
@@ -31,8 +31,15 @@ import tyro
 from rich.console import Console
 
 from benchmarks.gpu.install import CORE, NEEDED, PREPARING
-from benchmarks.gpu.parts import SETUP, SHARDS, SMOKE
-from benchmarks.measure import DATA, ROOT, describe_environment, read_gpu_state, run_command, write_results
+from benchmarks.gpu.parts import DATA, SHARDS, SMOKE
+from benchmarks.measure import (
+    ROOT,
+    describe_environment,
+    find_data_folder,
+    read_gpu_state,
+    run_command,
+    write_results,
+)
 from benchmarks.texts import LENGTHS, make_shards
 from data_prep.common.errors import UserError
 from data_prep.shards import MANIFEST, Manifest
@@ -46,8 +53,8 @@ PROGRAMS = {
     "nvidia-smi": "clocks, power and temperature stay unknown",
 }
 """Optional programs, and what their lack costs. Neither nvcc nor make is needed."""
-STEPS = 2
-"""Steps of smoke; the second one shows whether the first has left a valid state."""
+STEPS, CONTESTS = 2, {"cpu": "tiny-128-2", "cuda": "mini-128-8"}
+"""Steps of smoke, and what they train; the second one shows whether the first has left a valid state."""
 LEAST_MEMORY = 60
 """GiB of a GPU that the contests need."""
 KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model/test_fused model/test_losses"
@@ -58,21 +65,12 @@ KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model
 class OwnPart:
     """Runs a part of `make gpu` that is no benchmark."""
 
-    part: tyro.conf.Positional[Literal["setup", "data", "smoke", "tests"]]
-    """setup: describe the machine and its packages; data: make shards; smoke: make two steps of a small model in each
-    way of training, to find faults at once; tests: run those that need a GPU."""
-    out: Path | None = None
+    part: tyro.conf.Positional[Literal["setup", "setup-dry", "data", "smoke", "tests-kernels", "tests-others"]]
+    """setup: describe the machine and its packages; setup-dry: also without a GPU; data: make shards; smoke: make two
+    steps of a small model in each way of training, to find faults at once; tests: run those that need a GPU, of kernels
+    or all others."""
+    out: tyro.conf.Positional[Path | None] = None
     """File for the results."""
-    shards: Path = Path("build/gpu-shards")
-    """Folder of the shards, which are made if they are missing."""
-    data: Path = DATA
-    """Folder of real text with wiki/ and vocab.txt."""
-    contest: str = "mini-128-8"
-    """SIZE-LENGTH-SEQUENCES of smoke."""
-    only: Literal["all", "kernels", "others"] = "all"
-    """Which tests: those of kernels, or all others."""
-    dry: bool = False
-    """Accept a machine without a GPU."""
 
 
 def describe_machine(dry: bool) -> dict[str, Any]:
@@ -107,8 +105,9 @@ def describe_lacks(gpu_memory: float | None) -> list[str]:
     return notes
 
 
-def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
+def ensure_shards(shards: Path) -> dict[str, Any]:
     """Makes the shards if they are missing, and describes them."""
+    data = find_data_folder()
     if not (shards / MANIFEST).exists():
         missing = [name for name in PREPARING if find_spec(name) is None]
         if missing:
@@ -125,7 +124,7 @@ def ensure_shards(shards: Path, data: Path) -> dict[str, Any]:
     return {"vocabulary": manifest.vocabulary_size, "fingerprint": manifest.fingerprint, "mib": round(size / 2**20, 1)}
 
 
-def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
+def try_all(say: Callable[[str], None]) -> dict[str, Any]:
     """Makes steps in each way of training: the sides of throughput.py that are ours, and fp16 on a GPU. Each has a
     process of its own, since a fault of the GPU ends its process."""
     import torch
@@ -139,7 +138,7 @@ def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
     from pretraining.processes.group import choose_device
 
     device = choose_device("auto", World())
-    shape, read = Contest.parse(settings.contest).open(settings.shards)
+    shape, read = Contest.parse(CONTESTS[device.type]).open(DATA)
     others = {f"{OURS}, {architecture}" for architecture in MASKED}  # other models, no other ways
     ours = {name: side for name, side in SIDES.items() if name.startswith(OURS) and name not in others}
     ways = {name: (side, choose_dtype("auto", device)) for name, side in ours.items()}
@@ -162,20 +161,20 @@ def try_all(settings: OwnPart, say: Callable[[str], None]) -> dict[str, Any]:
     return {"ways": found, "passed": len(found) - failed, "failed": failed}
 
 
-def list_marked_tests(only: str) -> list[str]:
-    """Lists the test files marked `gpu`: those of kernels, the others, or all."""
+def list_marked_tests(of_kernels: bool) -> list[str]:
+    """Lists the test files marked `gpu`: those of kernels, or the others."""
     marked = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text()]
     kernels = {ROOT / "tests/pretraining" / f"{name}.py" for name in KERNELS.split()}
-    return [str(path) for path in marked if only == "all" or (path in kernels) == (only == "kernels")]
+    return [str(path) for path in marked if (path in kernels) == of_kernels]
 
 
-def run_tests(only: str) -> tuple[int, dict[str, int]]:
+def run_tests(of_kernels: bool) -> tuple[int, dict[str, int]]:
     """Runs tests marked `gpu`; returns pytest's exit code, and the numbers of passed, failed and skipped tests."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         options = ["-m", "gpu", "--verbose", "-rs", f"--junitxml={report}", "-p", "no:cacheprovider"]
         options += ["--continue-on-collection-errors"]  # a broken file does not stop the others
-        tests = [sys.executable, "-m", "pytest", *options, *list_marked_tests(only)]
+        tests = [sys.executable, "-m", "pytest", *options, *list_marked_tests(of_kernels)]
         code = subprocess.run(tests, cwd=ROOT, check=False).returncode
         return code, count(report) if report.exists() else {}
 
@@ -192,15 +191,15 @@ def count(report: Path) -> dict[str, int]:
 def do_part(settings: OwnPart, console: Console) -> int:
     """Runs a part, prints and writes its results; returns the exit code."""
     code, found = 0, dict[str, Any]()
-    if settings.part == SETUP:
-        found = describe_machine(settings.dry)
+    if settings.part in ("setup", "setup-dry"):
+        found = describe_machine(settings.part == "setup-dry")
     elif settings.part == SHARDS:
-        found = ensure_shards(settings.shards, settings.data)
+        found = ensure_shards(DATA)
     elif settings.part == SMOKE:
-        found = try_all(settings, lambda line: console.print(line, markup=False))
+        found = try_all(lambda line: console.print(line, markup=False))
         code = 1 if found["failed"] else 0
     else:
-        code, found = run_tests(settings.only)
+        code, found = run_tests(settings.part == "tests-kernels")
     if found and settings.out is not None:
         write_results(settings.out, found)
     console.print("\n".join(f"{name}: {value}" for name, value in found.items()), markup=False)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from benchmarks.contests import OURS
 from data_prep.common.errors import UserError
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import Section
@@ -20,6 +21,8 @@ Measurement = Mapping[str, Any]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 TINY, ROUNDS = "tiny-128-4", "10"
 """The contest of a dry run, so that all sizes are the same command; the rounds of a real one."""
+DATA = Path("build/gpu-shards")
+"""Shards of all parts, which are made if they are missing."""
 VOCABULARY, ALIKE = 30_522, 0.1
 """The vocabulary of goals in pieces a second, and the tolerance for easier data."""
 
@@ -88,11 +91,14 @@ class GpuPart(Section):
     what: str
     """What it measures."""
     command: Words = ()
-    """A script in benchmarks/ with its words, to which `--out FILE` is added; of throughput.py the last words alone."""
+    """A script in benchmarks/ with its words, to which the file of results is added; of a contest the last words alone
+    (default: gpu/basics.py with the name)."""
     dry: Words = ()
     """The same in a dry run (default: the same)."""
     contest: str = ""
     """A contest of throughput.py."""
+    against: Words = ()
+    """The sides of this contest besides ours."""
     minutes: float = 1.0
     """Its approximate time on one H200; it is not started if less is left."""
     needs: Words = ()
@@ -100,14 +106,14 @@ class GpuPart(Section):
     goals: Annotated[tuple[Goal, ...], Field(strict=False)] = ()
     """Figures, and what they must reach."""
 
-    def build_command(self, shards: Path, out: Path, dry: bool) -> tuple[str, ...]:
+    def build_command(self, out: Path, dry: bool) -> tuple[str, ...]:
         """Builds the script and its words; with `dry`, the same for a tiny model."""
         words = (self.dry if dry else ()) or self.command
         if self.contest:
             contest, rounds = (TINY, "1") if dry else (self.contest, ROUNDS)
-            usual = ("--shards", "{shards}", "--peer", "none", "--rounds", rounds, "--contests", contest)
-            words = ("throughput.py", *usual, *words)
-        return tuple(word.replace("{shards}", str(shards)).replace("{out}", str(out)) for word in words)
+            usual = ("--shards", str(DATA), "--rounds", rounds, "--contests", contest)
+            words = ("throughput.py", *usual, "--against", *(self.against or (OURS,)), *words)
+        return tuple(word.replace("{out}", str(out)) for word in words or ("gpu/basics.py", self.name))
 
 
 class GpuParts(Section):

@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Runs the parts of `make gpu`, writes the results of each as soon as it ends, and prints which goals were met.
 
-    python benchmarks/gpu/run.py --out build/gpu --parts tests peer
-    python benchmarks/gpu/run.py --out build/gpu --minutes 9
-    python benchmarks/gpu/run.py --out build/gpu --keep
+    python benchmarks/gpu/run.py --parts tests peer
+    python benchmarks/gpu/run.py list
+    python benchmarks/gpu/run.py keep
 
-Each part is a process with a time limit. `results.json` in the folder has the results of all parts, `log.txt` their
-output. A part that is done is not run again, unless --again is given or the GPU, torch or commit has changed. With
---minutes, no part is started that needs more than is left. The exit code is 0 if all parts are done, whatever the
-goals, 1 if one failed or ran out of time, 75 if some are left for the next time, 2 for a mistake in the command.
+Each part is a process with a time limit. `build/gpu/results.json` has the results of all parts, `log.txt` their output;
+the folder that the variable OUT names gets copies after each part. A part that is done is not run again, unless --again
+is given or the GPU, torch or commit has changed. With --until, no part is started that needs more time than is left.
+The exit code is 0 if all parts are done, whatever the goals, 1 if one failed or ran out of time, 75 if some are left
+for the next time, 2 for a mistake in the command.
 """
 
 import sys
@@ -31,6 +32,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, Literal
 
+import tyro
 from rich.console import Console
 
 from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, choose, format_goals, load_parts
@@ -43,8 +45,11 @@ from data_prep.common.files import read_json, write_json
 
 BENCHMARKS = Path(__file__).parent.parent
 MEANT_FOR = "H200"
-ENDING = 15.0
-"""Seconds at the end of --minutes that are reserved for ending a part and writing its results."""
+LIMIT, ENDING = 480.0, 15.0
+"""Seconds that a part may take, twice as many as the longest needs; and those before --until that are reserved for
+ending a part and writing its results."""
+OUT, DRY = Path("build/gpu"), Path("build/gpu-dry")
+"""Folders of the results."""
 RESULTS_FILE, LOG, PROFILE = "results.json", "log.txt", "profile"
 SUBJECT = ("gpu", "torch", "commit")
 """Keys of the setup on which all results depend: if one changes, all parts run again."""
@@ -58,43 +63,30 @@ Ended = Literal["done", "failed", "ran out of time"]
 class GpuRun:
     """Measures on a GPU, part by part."""
 
-    out: Path = Path("build/gpu")
-    """Folder for the results."""
+    do: tyro.conf.Positional[Literal["run", "list", "keep"]] = "run"
+    """run: run the parts; list: list them; keep: copy the results into benchmarks/results."""
     parts: tuple[str, ...] = ()
     """Names of parts, or prefixes of names (default: all)."""
     again: bool = False
     """Run finished parts again."""
     dry: bool = False
     """Run all parts on a CPU with a tiny model."""
-    limit: float = 480.0
-    """Time limit of a part, in seconds."""
-    minutes: float | None = None
-    """Start no part that cannot end within this time (default: no limit)."""
-    since: float | None = None
-    """Start of the minutes, in seconds since 1970 (default: now)."""
-    earlier: Path | None = None
-    """Results of an earlier machine to continue from, or their folder."""
-    copies: Path | None = None
-    """Another folder, which gets copies of the results after each part."""
-    shards: Path = Path("build/gpu-shards")
-    """Folder of shards, which is made if it is missing."""
-    list: bool = False
-    """List the parts."""
-    keep: bool = False
-    """Copy the results into benchmarks/results, and run nothing."""
+    until: float = math.inf
+    """Start no part that cannot end by this time, in seconds since 1970 (default: no limit)."""
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the results."""
+        return DRY if self.dry else OUT
 
 
 class PartResults:
     """The results of all parts."""
 
-    def __init__(self, folder: Path, dry: bool, copies: Path | None = None):
-        """`copies` is another folder, which gets copies of the files after each part."""
-        self.folder, self.path, self._copies = folder, folder / RESULTS_FILE, copies
-        self.content: dict[str, Any] = read_json(self.path) if self.path.exists() else {"dry": dry, "parts": {}}
+    def __init__(self, folder: Path):
+        self.folder, self.path = folder, folder / RESULTS_FILE
+        self.content: dict[str, Any] = read_json(self.path) if self.path.exists() else {"parts": {}}
         self.parts: dict[str, Any] = self.content["parts"]
-        if self.content["dry"] != dry:
-            kind = "of a dry run" if self.content["dry"] else "of a GPU"
-            raise UserError(f"{folder}: has results {kind}; give another folder")
 
     def is_done(self, part: GpuPart) -> bool:
         """Whether a part is done."""
@@ -108,13 +100,14 @@ class PartResults:
         self.copy()
 
     def copy(self) -> None:
-        """Copies the files to the other folder."""
-        if self._copies is None or self._copies.resolve() == self.folder.resolve():
+        """Copies the files to the folder that the variable OUT names, if there is one, without subfolders."""
+        copies = Path(os.environ.get("OUT") or self.folder)
+        if copies.resolve() == self.folder.resolve():
             return
-        self._copies.mkdir(parents=True, exist_ok=True)
-        for path in (self.path, self.folder / LOG, *sorted(self.folder.glob(f"{PROFILE}/*/*/*"))):  # without subfolders
+        copies.mkdir(parents=True, exist_ok=True)
+        for path in (self.path, self.folder / LOG, *self.folder.glob(f"{PROFILE}/*/*/*")):
             if path.is_file() and path.stat().st_size <= MOST_BYTES:
-                shutil.copyfile(path, self._copies / path.name)
+                shutil.copyfile(path, copies / path.name)
 
     @property
     def setup(self) -> dict[str, Any]:
@@ -145,18 +138,6 @@ def identify_machine() -> dict[str, str]:
     }
 
 
-def copy_earlier_results(earlier: Path | None, folder: Path) -> None:
-    """Copies the results of an earlier machine, if the folder has none."""
-    if earlier is None:
-        return
-    given = earlier / RESULTS_FILE if earlier.is_dir() else earlier
-    if not given.is_file():
-        raise UserError(f"{given}: no results there")
-    if not (folder / RESULTS_FILE).exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(given, folder / RESULTS_FILE)
-
-
 def run_limited(
     command: Sequence[str], limit: float, say: Callable[[str], None], environment: Mapping[str, str] = os.environ
 ) -> Ended:
@@ -185,8 +166,7 @@ class PartRunner:
 
     def __init__(self, settings: GpuRun, measured: PartResults, say: Callable[[str], None]) -> None:
         self._settings, self._measured, self._say = settings, measured, say
-        begun = time.time() if settings.since is None else settings.since
-        self._end = math.inf if settings.minutes is None else begun + 60 * settings.minutes - ENDING
+        self._end = settings.until - ENDING
         self._made: dict[tuple[str, ...], dict[str, Any]] = {}
         """What commands have measured: in a dry run, several parts have the same tiny model."""
         self.bad: list[str] = []
@@ -200,7 +180,7 @@ class PartRunner:
             if self._is_left_out(part):
                 continue
             self._say(f"== {part.name}: {part.what}")
-            command = part.build_command(self._settings.shards, self._settings.out, self._settings.dry)
+            command = part.build_command(self._settings.folder, self._settings.dry)
             if command in self._made:
                 self._measured.add(part, self._made[command])
                 self._say(f"== {part.name}: the same command as before")
@@ -231,11 +211,12 @@ class PartRunner:
 
     def _run_command(self, part: GpuPart, command: Sequence[str]) -> dict[str, Any]:
         """Runs the command of a part for a limited time; returns how it ended, and its results."""
-        limit = min(self._settings.limit, max(1.0, self._end - time.time()))
+        limit = min(LIMIT, max(1.0, self._end - time.time()))
         with tempfile.TemporaryDirectory() as scratch:
             out = Path(scratch) / "measured.json"
             script, *options = command
-            words = [sys.executable, str(BENCHMARKS / script), *options, "--out", str(out)]
+            flag = () if script.startswith("gpu/") else ("--out",)
+            words = [sys.executable, str(BENCHMARKS / script), *options, *flag, str(out)]
             start = time.monotonic()
             ended = run_limited(words, limit, self._say, build_environment(part, self._settings.dry))
             record: dict[str, Any] = {"ended": ended, "seconds": round(time.monotonic() - start, 1)}
@@ -244,9 +225,9 @@ class PartRunner:
         return record
 
 
-def summarise(measured: PartResults, runner: PartRunner, say: Callable[[str], None]) -> None:
+def summarise(measured: PartResults, runner: PartRunner, dry: bool, say: Callable[[str], None]) -> None:
     """Prints how the goals were met, and the parts that are not done."""
-    for line in format_goals(measured.parts, measured.content["dry"]):
+    for line in format_goals(measured.parts, dry):
         say(line)
     gpu = measured.setup.get("gpu")
     if gpu and MEANT_FOR not in gpu:
@@ -258,15 +239,13 @@ def summarise(measured: PartResults, runner: PartRunner, say: Callable[[str], No
         say(f"left for the next time: {', '.join(runner.later)}; the same command goes on with them")
 
 
-def keep(folder: Path) -> Path:
+def keep(measured: PartResults) -> Path:
     """Copies the results of a GPU to benchmarks/results."""
-    path = folder / RESULTS_FILE
-    content: dict[str, Any] = read_json(path) if path.exists() else {"dry": True}
-    if content["dry"]:
-        raise UserError(f"{folder}: has no results of a GPU to keep; run make gpu there first")
-    setup = content["parts"].get(SETUP, {}).get("measured", {})
+    if not measured.parts:
+        raise UserError(f"{measured.folder}: has no results of a GPU to keep; run make gpu first")
+    setup = measured.setup
     about = {name: value for name, value in setup.items() if not isinstance(value, dict)}  # for a line of docs/
-    results = {"format": FORMAT, "benchmark": "gpu", "environment": about, **content}
+    results = {"format": FORMAT, "benchmark": "gpu", "environment": about, **measured.content}
     return write_results(RESULTS / f"gpu-{setup.get('hardware', 'unknown')}.json", results)
 
 
@@ -275,17 +254,16 @@ def measure(settings: GpuRun, console: Console) -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):  # so that no part outlives this process
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, lambda heard, _: sys.exit(128 + heard))
-    if settings.keep:
-        console.print(f"kept in {keep(settings.out)}")
+    measured = PartResults(settings.folder)
+    if settings.do == "keep":
+        console.print(f"kept in {keep(measured)}")
         return 0
-    if settings.list:
+    if settings.do == "list":
         console.print("\n".join(f"{part.name:22} {part.what}" for part in load_parts()))
         return 0
     chosen = choose(load_parts(), settings.parts)
-    settings.out.mkdir(parents=True, exist_ok=True)
-    copy_earlier_results(settings.earlier, settings.out)
-    measured = PartResults(settings.out, settings.dry, settings.copies)
-    with (settings.out / LOG).open("a") as log:
+    measured.folder.mkdir(parents=True, exist_ok=True)
+    with (measured.folder / LOG).open("a") as log:
 
         def say(line: str) -> None:
             console.print(line, markup=False)
@@ -294,7 +272,7 @@ def measure(settings: GpuRun, console: Console) -> int:
 
         runner = PartRunner(settings, measured, say)
         runner.run(chosen)
-        summarise(measured, runner, say)
+        summarise(measured, runner, settings.dry, say)
     measured.copy()
     return Code.MISTAKE if runner.bad else Code.STOPPED if runner.later else Code.DONE
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains by train.py, kills the run, and continues it: measures speed, loader, checkpoint and resumption.
 
-python benchmarks/gpu/trainer.py --shards build/gpu-shards --seconds 180
+python benchmarks/gpu/trainer.py large-128-1024
 """
 
 import sys
@@ -22,10 +22,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import tyro
 from rich.console import Console
 
+from benchmarks.gpu.parts import DATA
 from benchmarks.measure import ROOT, run_command, write_results
 from benchmarks.processes import Child
+from benchmarks.training_sides import Contest
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from pretraining.checkpoint.record import list_finished, parse_step
@@ -35,6 +39,10 @@ SETTLED = 3
 """Steps after a start that do not count: they compile, allocate and read for the first time."""
 PATIENCE, STOPS_IN = 180.0, 60.0
 """Time limits in seconds: for the first steps or the next checkpoint, and for a stop."""
+SECONDS, DRY_SECONDS = 150.0, 4.0
+"""Training time of both starts together, from their first steps; without a GPU, where nothing is measured."""
+EVERY = 20
+"""Steps between checkpoints: a start on an H200 makes some fifty."""
 TOLD = ("micro-batch", "continu", "warning")
 """Prefixes of the lines of a run that are kept."""
 
@@ -43,32 +51,22 @@ TOLD = ("micro-batch", "continu", "warning")
 class TrainerPart:
     """Trains by train.py, kills the run, and continues it."""
 
-    shards: Path = Path("build/gpu-shards")
-    """Folder of shards."""
-    size: str = "large"
-    """Size of the model."""
-    seconds: float = 150.0
-    """Training time of both starts together, from their first steps."""
-    batch: int = 1024
-    """Sequences of a step; as many as fit are computed at a time."""
-    every: int = 20
-    """Steps between checkpoints."""
-    lengths: tuple[int, int] = (128, 512)
-    """Lengths of the sequences of both phases; only the first phase is trained."""
-    out: Path | None = None
+    contest: tyro.conf.Positional[str]
+    """SIZE-LENGTH-SEQUENCES of a step, of which as many as fit are computed at a time."""
+    out: tyro.conf.Positional[Path | None] = None
     """File for the results."""
 
 
 class TrainerRun:
     """A run in a folder, and its output."""
 
-    def __init__(self, settings: TrainerPart, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, contest: Contest, folder: Path, say: Callable[[str], None]) -> None:
         self.folder, self._say = folder, say
-        own: tuple[object, ...] = ("--model.size", settings.size, "--phases.0.batch", settings.batch)
-        often = ("--checkpoints.every", settings.every, "--checkpoints.keep", 2, "--evaluation.every", 1_000_000)
+        own = ("--model.size", contest.size, "--phases.0.batch", contest.sequences)
+        lengths = [word for n in (0, 1) for word in (f"--phases.{n}.length", contest.length)]  # 1 is never reached
+        often = ("--checkpoints.every", EVERY, "--checkpoints.keep", 2, "--evaluation.every", 1_000_000)
         bare = ("--logging.tensorboard", "false")  # it needs another package
-        own += tuple(word for n in (0, 1) for word in (f"--phases.{n}.length", settings.lengths[n]))
-        words = ("--recipe", "bert_large_lamb", "--data", settings.shards, "--out", folder, *own, *often, *bare)
+        words = ("--recipe", "bert_large_lamb", "--data", DATA, "--out", folder, *own, *lengths, *often, *bare)
         self.command = [sys.executable, str(ROOT / "pretraining/train.py"), *map(str, words)]
         self.lines: list[str] = []
 
@@ -118,7 +116,7 @@ def summarise_speed(steps: Iterable[dict[str, Any]]) -> dict[str, float]:
     """Returns medians over the steps of a start, without the first SETTLED."""
     settled = list(steps)[SETTLED:]
     if not settled:
-        raise UserError(f"fewer than {SETTLED + 1} steps: give more --seconds")
+        raise UserError(f"fewer than {SETTLED + 1} steps in its time")
     names = ("pieces_per_second", "flops_utilisation", "waiting_for_data", "seconds_per_step")
     known = {name: [step[name] for step in settled if step.get(name) is not None] for name in names}
     peak = max(step["peak_memory_bytes"] for step in settled)
@@ -163,9 +161,10 @@ def train_for(training: TrainerRun, seconds: float) -> list[dict[str, Any]]:
 def measure(settings: TrainerPart, console: Console) -> int:
     """Trains, prints and writes the results; returns the exit code."""
     with tempfile.TemporaryDirectory() as folder:
-        training = TrainerRun(settings, Path(folder) / "run", lambda line: console.print(line, markup=False))
+        contest = Contest.parse(settings.contest)
+        training = TrainerRun(contest, Path(folder) / "run", lambda line: console.print(line, markup=False))
         try:
-            found = train_twice(training, settings.seconds)
+            found = train_twice(training, SECONDS if torch.cuda.is_available() else DRY_SECONDS)
         finally:
             training.child.end()
     if settings.out is not None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Gathers the wheels that a machine with a GPU and without a network needs for `make gpu`.
 
-    python benchmarks/gpu/wheels.py --out build/gpu-wheels --python 3.12 --has torch numpy pyarrow
+    python benchmarks/gpu/wheels.py --python 3.12 --has torch numpy pyarrow
 
 Omits the packages of the machine and their requirements; torch with its CUDA libraries is always omitted.
 """
@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import os
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
@@ -34,8 +34,6 @@ FOLDER = Path(__file__).parent / "bare"
 """Put first in the path of a Python that sees only the packages of such a machine."""
 TORCH = "torch"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
-MOST = 64
-"""Size limit in MiB of the tree, wheels and shards on lent machines."""
 SOURCES_ONLY = ("deepspeed",)
 """Packages without a wheel in the index, which are built here without kernels."""
 
@@ -44,14 +42,10 @@ SOURCES_ONLY = ("deepspeed",)
 class Wheels:
     """Gathers wheels."""
 
-    out: Path
-    """Folder for the wheels, which is emptied first."""
     python: str = "3.12"
     """Python of the machine."""
     has: tuple[str, ...] = ("torch", "numpy", "pyarrow")
     """Packages of the machine."""
-    shards: Path = Path("build/gpu-shards")
-    """Folder of shards, to count its size."""
 
 
 def collect_requirements(names: Sequence[str], has: Collection[str], python: str) -> list[str]:
@@ -118,46 +112,20 @@ def gather(names: Sequence[str], out: Path, python: str) -> None:
 
 
 def prepare(settings: Wheels, console: Console) -> None:
-    """Gathers all wheels or none, and lists them."""
-    shutil.rmtree(settings.out, ignore_errors=True)
-    settings.out.mkdir(parents=True)
+    """Gathers all wheels or none in an empty folder, and lists them."""
+    out = COMMIT.parent
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
     try:
-        gather(collect_requirements(NEEDED, (TORCH, *settings.has), settings.python), settings.out, settings.python)
+        gather(collect_requirements(NEEDED, (TORCH, *settings.has), settings.python), out, settings.python)
     except subprocess.CalledProcessError as error:
-        shutil.rmtree(settings.out)  # an incomplete set is useless
+        shutil.rmtree(out)  # an incomplete set is useless
         raise UserError(f"pip ended with {error.returncode}; its message above says why") from error
-    sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in settings.out.iterdir()}
+    sizes = {wheel.name: wheel.stat().st_size / 2**20 for wheel in out.iterdir()}
     for name in sorted(sizes, key=lambda each: -sizes[each]):
         console.print(f"{sizes[name]:7.2f} MiB  {name}")
-    (settings.out / COMMIT.name).write_text(f"{find_commit()} {compute_code_digest()}\n")
-    total = sum(sizes.values())
-    console.print(f"{total:7.2f} MiB  in {len(sizes)} wheels for Python {settings.python}: {settings.out}")
-    console.print(
-        "\n".join(describe_load(total, count_mib(settings.shards.rglob("*")), count_mib(tracked_files()))), markup=False
-    )
-
-
-def count_mib(paths: Iterable[Path]) -> float:
-    """Returns the size of the files among these paths in MiB."""
-    return sum(path.stat().st_size for path in paths if path.is_file()) / 2**20
-
-
-def tracked_files() -> list[Path]:
-    """Lists the tracked files of this checkout; none outside of a checkout."""
-    listed = subprocess.run(["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False)
-    return [ROOT / name for name in listed.stdout.split("\0") if name]
-
-
-def describe_load(wheels: float, shards: float, tree: float) -> list[str]:
-    """Describes the sizes in MiB, and how to reduce them if they exceed the limit of lent machines."""
-    load = wheels + shards + tree
-    lines = [f"{load:7.2f} MiB  go to the machine: wheels {wheels:.1f}, shards {shards:.1f}, tree {tree:.1f}"]
-    if load > MOST:
-        lines.append(f"that is more than the {MOST} MiB that lent machines take; leave out what that one has:")
-        lines.append('make gpu-wheels HAS="torch numpy pyarrow transformers pydantic numba"')
-        if shards > wheels:
-            lines.append("those of real text, which CLOZE_DATA names, are smaller than those of the demo corpus")
-    return lines
+    COMMIT.write_text(f"{find_commit()} {compute_code_digest()}\n")
+    console.print(f"{sum(sizes.values()):7.2f} MiB  in {len(sizes)} wheels for Python {settings.python}: {out}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks import fine_tuning
 from benchmarks.contests import Turns
-from benchmarks.fine_tuning import Exercise, FineTuningSpeed, encode_rows, find_contests
+from benchmarks.fine_tuning import Exercise, encode_rows, find_contests
 from data_prep.common.errors import UserError
 from finetuning.inputs import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -39,13 +39,13 @@ def test_some_items_are_those_of_the_split() -> None:
 
 
 def test_ratios_are_of_the_same_turn() -> None:
-    exercise = Exercise("sst2", Path(), Path(), batch=2, steps=5, epochs=3)
+    exercise = Exercise("sst2", Path(), Path(), steps=5, epochs=3)
     taken = {
         "training": Turns({"cloze": [1.0, 2.0, 4.0], "transformers": [3.0, 8.0, 8.0]}),
         "prediction": Turns({"cloze": [1.0], "transformers": [5.0]}),
     }
     found = fine_tuning.summarise(taken, exercise)
-    speeds = {"cloze_items_per_second": 5.0, "transformers_items_per_second": 1.2}
+    speeds = {"cloze_items_per_second": 80.0, "transformers_items_per_second": 20.0}
     assert found["training"] == {**speeds, "times_as_fast": {"median": 3.0, "lowest": 2.0, "highest": 4.0}}
     assert found["prediction"]["times_as_fast"]["median"] == 5.0
 
@@ -58,18 +58,21 @@ def test_all_sides_take_their_turns(tmp_path: Path) -> None:
     for split in ("train", "dev"):
         (data / f"{split}.tsv").write_text(f"sentence\tlabel\n{rows}")
     model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
-    exercise = Exercise("sst2", model, tmp_path / "data", batch=4, steps=2, epochs=3, dtype="fp32")
+    exercise = Exercise("sst2", model, tmp_path / "data", steps=1, epochs=3, dtype="fp32")
     taken = fine_tuning.compete("fp32", 128, exercise)
     assert taken.keys() == {"training", "prediction"}
     assert all([*map(len, turns.seconds.values())] == [2, 2] for turns in taken.values())
-    found = fine_tuning.run_contest("sst2-dynamic", ("fp32",), exercise)
+    found = fine_tuning.run_contest(padded=False, exercise=exercise)
     assert found["against"]["fp32"]["training"]["times_as_fast"]["median"] > 0
 
 
-def test_contests_are_those_whose_data_is_there(tmp_path: Path) -> None:
-    (tmp_path / "glue" / "CoLA").mkdir(parents=True)
+def test_contests_are_those_whose_data_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOZE_DATA", str(tmp_path))
     console = Console(quiet=True)
-    assert find_contests(FineTuningSpeed(data=tmp_path), console) == ["cola-padded", "cola-dynamic"]
-    for name in ("squad-padded", "sst2-pad"):
-        with pytest.raises(UserError, match=rf"--contests {name}: is none of cola-padded, .*; set CLOZE_DATA"):
-            find_contests(FineTuningSpeed(data=tmp_path, contests=(name,)), console)
+    assert find_contests((), console) == [("mini", "demo", "padded"), ("mini", "demo", "dynamic")]
+    (tmp_path / "glue" / "CoLA").mkdir(parents=True)
+    assert find_contests((), console) == [("mini", "cola", "padded"), ("mini", "cola", "dynamic")]
+    assert find_contests(("base-demo-padded",), console) == [("base", "demo", "padded")]
+    for name in ("mini-squad-padded", "mini-cola-pad", "huge-cola-padded", "cola-padded"):
+        with pytest.raises(UserError, match=rf"{name}: no contest; .*, which CLOZE_DATA names, has cola, demo"):
+            find_contests((name,), console)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import inference, peer
-from benchmarks.answerers import KINDS, Replies
+from benchmarks.answerers import ON_CPU, ON_GPU, SIDES, Replies
 from benchmarks.inference import InferenceContest, count_repeats, find_deviations, summarise
 from data_prep.common.errors import UserError
 
@@ -15,7 +15,8 @@ from data_prep.common.errors import UserError
 def test_a_peer_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "find_spec", lambda name: None if name == "onnxruntime" else name)
     with pytest.raises(UserError, match="not installed: onnxruntime"):
-        KINDS["onnxruntime int8"].make(tmp_path)
+        SIDES["onnxruntime int8"].make(tmp_path)
+    assert {*ON_CPU, *ON_GPU} == SIDES.keys()
 
 
 def test_whoever_says_something_else_is_named() -> None:

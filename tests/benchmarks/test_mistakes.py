@@ -8,22 +8,20 @@ import pytest
 from rich.console import Console
 from support.training import Place
 
-from benchmarks import inference, optimizers, throughput
+from benchmarks import fine_tuning, inference, optimizers, throughput
 from benchmarks.measure import read_results, run_command
+from benchmarks.training_sides import Contest
 
 ENTRIES: dict[str, tuple[type[Any], Callable[[Any, Console], int | None]]] = {
+    "fine_tuning": (fine_tuning.FineTuningSpeed, fine_tuning.measure),
     "inference": (inference.Inference, inference.measure),
-    "optimizers": (optimizers.Optimizers, optimizers.measure),
     "throughput": (throughput.Throughput, throughput.measure),
 }
 MISTAKES = {
-    "inference --sizes huge": "--sizes huge: is none of tiny",
-    "inference --sides nobody": "--sides nobody: is none of",
+    "fine_tuning --contests tiny-demo-pad": "tiny-demo-pad: no contest; give SIZE-TASK-padded",
+    "inference --contests huge-128-1": "huge-128-1: no contest",
+    "inference --contests base-0-1": "base-0-1: no contest",
     "inference --rounds 0": "at least 1",
-    "inference --model nothing": "nothing",
-    "optimizers --optimizers sgd": "--optimizers: of adamw, lamb, muon",
-    "optimizers --size huge": "--size: of tiny",
-    "optimizers --rounds 0": "--rounds from 1 on",
     "throughput --shards benchmarks": "benchmarks: no shards there",
     "throughput --contests huge-128-2": "huge-128-2: no contest",
     "throughput --contests tiny-32-2 tiny-32-4": "tiny-32 is given twice",
@@ -47,10 +45,10 @@ def test_a_mistake_is_told_in_one_line(
 
 @pytest.mark.slow
 def test_optimizers_take_turns(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers, "LENGTH", 32)
-    settings = optimizers.Optimizers(shared.data, "tiny", ("lamb",), rounds=2, out=tmp_path / "found.json")
-    optimizers.measure(settings, Console(quiet=True))
-    adam, lamb = read_results(tmp_path / "found.json")["rows"]
+    monkeypatch.setattr(optimizers, "CONTEST", Contest.parse("tiny-32-2"))
+    monkeypatch.setattr(optimizers, "find_shards", lambda *_: shared.data)
+    optimizers.measure(optimizers.Optimizers(tmp_path / "found.json"), Console(quiet=True))
+    adam, lamb, _ = read_results(tmp_path / "found.json")["rows"]
     assert (adam["optimizer"], lamb["optimizer"]) == ("adamw", "lamb")
     assert adam["times_adamw"]["median"] == 1
     assert lamb["times_adamw"]["lowest"] > 0

@@ -13,8 +13,7 @@ from rich.console import Console
 from benchmarks import preparation
 from benchmarks.generators import ExamplesJob, OriginalGenerator
 from benchmarks.measure import read_results
-from benchmarks.preparation import Preparation, SourceText
-from data_prep.common.errors import UserError
+from benchmarks.preparation import Preparation
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 LETTERS = [chr(number) for number in range(33, 127)]
@@ -65,23 +64,24 @@ def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Very little text."""
     monkeypatch.setattr(preparation, "PEER_MB", (0.01,))
     monkeypatch.setattr(preparation, "RUN_MB", (0.01,))
+    monkeypatch.setattr(preparation, "ROUNDS", 1)
     monkeypatch.setattr(preparation, "measure_growth", lambda *_: [])
     return monkeypatch
 
 
-def measure(place: Path, data: Path) -> dict[str, Any]:
-    """Runs the command in a folder; returns what it has measured."""
-    preparation.run(Preparation(data, rounds=1, out=place / "found.json"), Console(quiet=True))
+def measure(place: Path, few: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Runs the command on the data in a folder; returns what it has measured."""
+    few.setenv("CLOZE_DATA", str(place))
+    preparation.run(Preparation(place / "found.json"), Console(quiet=True))
     return read_results(place / "found.json")
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("few")
-def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
+def test_the_command_measures_all_sides_in_turns(tmp_path: Path, few: pytest.MonkeyPatch) -> None:
     VOCABULARY.write(write_wiki(tmp_path / "wiki" / "AA", documents=60).parent.parent)
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
-    found = measure(tmp_path, tmp_path)
+    found = measure(tmp_path, few)
     assert (found["benchmark"], len(found["contests"]), len(found["whole_runs"])) == ("preparation", 2, 1)
     for contest in found["contests"].values():
         assert list(contest["sides"]) == ["cloze", "original", "tokenizers alone"]
@@ -91,7 +91,4 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_without_real_text_the_demo_corpus_is_prepared(tmp_path: Path, few: pytest.MonkeyPatch) -> None:
     few.setattr(preparation, "RUN_MB", ())
-    few.setattr(preparation, "DATA", tmp_path / "none")
-    assert measure(tmp_path, tmp_path / "none")["text"] == "demo"
-    with pytest.raises(UserError, match="has no wiki/"):
-        SourceText.find(tmp_path, tmp_path)
+    assert measure(tmp_path, few)["text"] == "demo"

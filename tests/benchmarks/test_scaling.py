@@ -8,15 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from support.commands import assert_refusal
 from support.marks import slow
-from support.processes import run_program
 from support.training import Place
 
-from benchmarks.scaling import SILENT, Note, Scaling, choose_batches, find_points, main, open_silent_group, read_notes
+from benchmarks import scaling
+from benchmarks.scaling import (
+    SILENT,
+    Note,
+    choose_batches,
+    find_phase,
+    find_points,
+    main,
+    open_silent_group,
+    read_notes,
+)
 from benchmarks.tables import summarise_scaling
 from data_prep.common.launchers import World
+from pretraining.config.overrides import load_recipe
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import Shape
@@ -64,14 +73,15 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out() -> None:
 
 
 def test_batches_are_shared_alike() -> None:
-    settings = Scaling(sequences=8, batch=96)
-    for processes in (1, 2, 3, 4, 16, 48):
-        sizes = choose_batches(settings, CPU, processes)
-        assert sizes["weak"] == (8 * processes, 1)
-        batch, accumulation = sizes["strong"]
-        assert batch == 96
-        assert 0 < 96 / processes / accumulation <= 8
-    assert "strong" not in choose_batches(settings, CPU, 5)
+    phase = find_phase(load_recipe(Path("bert_base_lamb"), ["--phases.0.micro_batch", "64"]))
+    for device, sequences, most in ((CPU, 32, 32), (torch.device("cuda"), 64, 2048)):
+        for processes in (1, 2, 4, 16, 32):
+            sizes = choose_batches(phase, device, processes)
+            assert sizes["weak"] == (sequences * processes, 1)
+            batch, accumulation = sizes["strong"]
+            assert batch == most
+            assert 0 < most / processes / accumulation <= sequences
+        assert "strong" not in choose_batches(phase, device, 5)
 
 
 @pytest.mark.parametrize("zero", [1, 2])
@@ -97,12 +107,10 @@ def test_a_rank_without_messages_has_its_share_of_the_work(zero: int) -> None:
 
 
 MISTAKES = {
-    "--processes 0": "at least 1",
-    "--processes 1 --tensor 2": "--tensor 2: divides none",
+    "--recipe bert_mini --parallel.tensor 256": "parallel.tensor = 256",
     "--data nowhere": "nowhere: no such folder",
     "--recipe bert_mini --parallel.zreo 1": "did you mean parallel.zero",
-    "--report": "--notes: is missing",
-    "--report --notes nowhere": "nowhere: no notes of scaling.py",
+    "--out nowhere --notes nowhere": "nowhere: no notes of scaling.py",
     "--rounds 0": "at least 1",
 }
 
@@ -115,7 +123,7 @@ def test_mistakes_are_told_before_anything_is_launched(words: str) -> None:
 def test_what_a_rank_says_before_its_end_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = subprocess.CompletedProcess([], 1, stderr="Traceback\nerror: nowhere: no such folder\nmore\n")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
-    assert_refusal("^a launch of 2 processes has failed: nowhere: no such folder$", main, ["--processes", "2"])
+    assert_refusal("^a launch of 1 processes has failed: nowhere: no such folder$", main, [])
 
 
 def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
@@ -125,18 +133,20 @@ def test_notes_of_another_kind_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_whole_command(shared: Place, tmp_path: Path) -> None:
+def test_the_whole_command(
+    shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(scaling, "num_cores", lambda: 2)
     out = tmp_path / "found" / "scaling.json"
-    sizes = ["--model.size", "tiny", "--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
-    options = ["--data", str(shared.data), "--out", str(out), "--processes", "1", "2", "--tensor", "1", "2"]
-    more = ["--rounds", "1", "--compute.threads", "1"]
-    done = run_program("benchmarks/scaling.py", [*sizes, *options, *more], ROOT, 300)
-    assert done.code == 0, done.errors
+    sizes = ["--model.size", "tiny", "--phases.1.length", "32", "--parallel.tensor", "2", "--compute.threads", "1"]
+    assert main(["--data", str(shared.data), "--out", str(out), "--rounds", "1", *sizes]) == 0
     found = json.loads(out.read_text())
-    assert (found["benchmark"], found["model"]["size"], found["zero"]) == ("scaling", "tiny", 1)
+    about = (found["benchmark"], found["model"]["size"], found["zero"], found["length"])
+    assert about == ("scaling", "tiny", 1, 32)
     shown = [tuple(point[name] for name in ("processes", "tensor", "sequences")) for point in found["points"]]
-    assert shown == [(1, 1, 4), (2, 1, 8), (2, 2, 4), (1, 1, 8), (2, 1, 8), (2, 2, 8)]
+    assert shown == [(1, 1, 32), (2, 1, 64), (2, 2, 32), (1, 1, 32), (2, 1, 32), (2, 2, 32)]
     assert [point["scaling"] for point in found["points"]] == ["weak"] * 3 + ["strong"] * 3
-    assert "processes: 2, threads of each: 1; weak" in done.output
-    assert "processes: 2, sharing a model: 2, threads of each: 1; weak" in done.output
-    assert done.output.splitlines()[-1].endswith(f"kept in {out}")
+    said = capfd.readouterr().out
+    assert "processes: 2, threads of each: 1; weak" in said
+    assert "processes: 2, sharing a model: 2, threads of each: 1; weak" in said
+    assert said.splitlines()[-1].endswith(f"kept in {out}")

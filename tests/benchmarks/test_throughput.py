@@ -1,7 +1,6 @@
 """Each side of a contest is what it says to be, and one that fails is told."""
 
 import faulthandler
-import math
 import os
 import signal
 import subprocess
@@ -29,7 +28,6 @@ from benchmarks.throughput import Bench, Throughput
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
 from data_prep.common.errors import UserError
 from pretraining.huggingface.weights import import_weights
-from pretraining.model.batch import PretrainingBatch
 from pretraining.objectives.declaration import build_model, find_objective
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -122,10 +120,10 @@ def test_a_contest_is_measured_kept_and_told(shared: Place, tmp_path: Path) -> N
     out = tmp_path / "found.json"
 
     def measured(*words: str) -> Done:
-        usual = ("--shards", str(shared.data), "--peer", "none", "--out", str(out), "--contests")
+        usual = ("--shards", str(shared.data), "--out", str(out), "--contests")
         return run_program("benchmarks/throughput.py", (*usual, *words), ROOT, 90)
 
-    done = measured("tiny-32-2", "--rounds", "2", "--profile", str(tmp_path / "profile"))
+    done = measured("tiny-32-2", "--rounds", "2", "--against", "cloze", "--profile", str(tmp_path / "profile"))
     assert done.code == 0, done.errors
     found = read_results(out)
     contest = found["contests"]["tiny-32"]
@@ -137,7 +135,7 @@ def test_a_contest_is_measured_kept_and_told(shared: Place, tmp_path: Path) -> N
     assert "sequences/s" in done.output
     assert done.errors == ""
     out.unlink()
-    beside = measured("modern:tiny-32-2", "--rounds", "1", "--peer", "transformers", "--against", "cloze, bert")
+    beside = measured("modern:tiny-32-2", "--rounds", "1", "--against", "transformers", "cloze, bert")
     assert beside.code == 0, beside.errors
     found = read_results(out)
     assert found["benchmark"] == "architectures"
@@ -156,30 +154,24 @@ def test_a_contest_without_memory_goes_on_with_half(shared: Place, monkeypatch: 
     assert throughput.run_smaller(Contest.parse("tiny-32-8"), bench, print) == {"ran": 2}
 
 
-def test_a_slow_machine_gets_fewer_sequences(shared: Place) -> None:
-    """A trial halves the sequences until the steps of all sides fit into the time. They take 1 s a sequence."""
-
-    class SideOfSeconds:
-        def ask(self, method: str, batch: PretrainingBatch) -> float:
-            return float(len(batch.lengths))
-
-    found = {}
-    for seconds in (math.inf, 1000.0, 128.0, 1.0):
-        bench = replace(make_bench(shared.data, "cloze", rounds=3), seconds=seconds)
-        run = throughput.ContestRun(Contest.parse("tiny-32-32"), bench)
-        run._choose_batches({"cloze": SideOfSeconds(), "peer": SideOfSeconds()})  # type: ignore[dict-item]
-        assert len(run._batches) == throughput.WARM_UP + 3
-        found[seconds] = len(run._batches[0].lengths)
-    assert found == {math.inf: 32, 1000.0: 32, 128.0: 8, 1.0: 4}
+def test_sides_that_do_not_fit_in_memory_together_run_apart(tmp_path: Path) -> None:
+    for words, names, apart in (
+        ("large-128-64", ("cloze", "cloze, LAMB"), False),
+        ("large-128-auto", ("cloze",), True),
+        ("large-128-64", ("cloze", "transformers, compiled"), True),
+    ):
+        bench = make_bench(tmp_path, *names)
+        assert replace(bench, device=torch.device("cuda")).runs_apart(Contest.parse(words)) == apart
+        assert not bench.runs_apart(Contest.parse(words))
 
 
 @pytest.mark.slow
 def test_what_is_measured_is_kept_before_the_next_side_begins(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(partial(failing, UserError("no such side"))))
     monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
-    bench, keeps = make_bench(shared.data, "cloze", "broken", rounds=1, apart=True), list[dict[str, Any]]()
+    bench, keeps = make_bench(shared.data, "cloze", "broken", rounds=1), list[dict[str, Any]]()
     with pytest.raises(SideFailedError, match="no such side"):
-        throughput.run_contest(Contest.parse("tiny-32-2"), bench, keeps.append)
+        throughput.run_contest(Contest.parse("tiny-32-2"), bench, apart=True, keep=keeps.append)
     assert [[*found["sides"]] for found in keeps] == [["cloze"]]
 
 

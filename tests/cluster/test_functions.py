@@ -239,14 +239,14 @@ def test_a_variable_that_was_there_once_is_told_and_taken_where_it_is_always_so(
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:
-    job.words = ["--table", "5", "--scale", "base"]
+    job.words = ["table5", "--scale", "base"]
     job.variables |= {"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_MAX": "3"}
     log = job.end(75, script="reproduce", TRAIN="exit 75")
     assert "requeue" in log
-    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 --table 5 --scale base" in log
+    assert "benchmarks/reproduce.py --out runs/tables --share 2/3 table5 --scale base" in log
     del job.variables["SLURM_ARRAY_TASK_ID"]
     log = job.end(0, script="reproduce")
-    assert "benchmarks/reproduce.py --out runs/tables --table 5 --scale base" in log
+    assert "benchmarks/reproduce.py --out runs/tables table5 --scale base" in log
 
 
 @pytest.fixture

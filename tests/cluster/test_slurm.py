@@ -261,13 +261,12 @@ def test_a_cancelled_job_leaves_no_process_and_does_not_come_back(site: Site, st
 
 def test_steps_are_measured_on_one_node_and_on_two(site: Site) -> None:
     words = ["--nodes=2", "--gpus-per-node=1", "cluster/benchmark_scaling.slurm"]
-    words += ["--recipe", "recipe.toml", "--data", "data/wiki", "--rounds", "2"]
-    words += ["--length", "32", "--sequences", "4", "--batch", "8", "--steps", "2"]
+    words += ["--recipe", "recipe.toml", "--data", "data/wiki", "--rounds", "2", "--phases.1.length", "32"]
     job = site.slurm.submit(words, site.folder, site.variables)
     site.slurm.wait(job, "COMPLETED")
     points = json.loads((site.folder / "runs" / f"scaling-{job}" / "scaling.json").read_text())["points"]
     shapes = [tuple(point[name] for name in ("scaling", "nodes", "processes", "sequences")) for point in points]
-    assert shapes == [("weak", 1, 1, 4), ("weak", 2, 2, 8), ("strong", 1, 1, 8), ("strong", 2, 2, 8)]
+    assert shapes == [("weak", 1, 1, 32), ("weak", 2, 2, 64), ("strong", 1, 1, 32), ("strong", 2, 2, 32)]
 
 
 def test_the_commands_of_the_readme_are_taken(site: Site) -> None:

@@ -101,14 +101,14 @@ def test_every_step_waits_for_the_one_before(folder: Path, submit: Submit) -> No
 
 
 def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path, submit: Submit) -> None:
-    words = ("--table", "5", "--scale", "base")
+    words = ("table5", "--scale", "base")
     submit("--shares", "3", *words, chain="tables", CLOZE_TABLES_OPTIONS="--partition=gpu")
     tables, conclude = calls(folder)
-    assert tables.endswith("--partition=gpu --array=1-3 cluster/reproduce.slurm --table 5 --scale base")
-    assert "--dependency=afterany:101 --kill-on-invalid-dep=yes cluster/reproduce.slurm --table 5" in conclude
+    assert tables.endswith("--partition=gpu --array=1-3 cluster/reproduce.slurm table5 --scale base")
+    assert "--dependency=afterany:101 --kill-on-invalid-dep=yes cluster/reproduce.slurm table5" in conclude
     submit("--shares", "no", *words, chain="tables", code=2)
-    for unknown in (["--table", "99"], ["--figure", "6"], [], ["--table", "5", "--figure", "5"]):
-        assert "give --table 1 to 8, or --figure 5" in submit(*unknown, chain="tables", code=2)
+    for unknown in (["table99"], ["figure6"], [], ["table5", "figure5"]):
+        assert "give table1 to table8, or figure5" in submit(*unknown, chain="tables", code=2)
     assert len(calls(folder)) == 2
 
 

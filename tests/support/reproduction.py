@@ -134,8 +134,7 @@ class Place:
     def make(self, name: str, stand_in: StandIn, scale: ScaleName = "demo", **more: Any) -> int:
         """Makes a table; returns the exit code."""
         self.patch.setattr(reproduce, "follow", stand_in)
-        number: dict[str, Any] = {name[:-1]: int(name[-1])}
-        wanted = Reproduce(**number, scale=scale, out=self.folder / "made", results=self.folder, **more)
+        wanted = Reproduce(name, scale, out=self.folder, **more)
         console = Console(file=io.StringIO(), width=250)
         code = make(wanted, console)
         self.shown = console.file.getvalue()  # type: ignore[attr-defined]

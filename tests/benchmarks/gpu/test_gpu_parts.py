@@ -8,16 +8,15 @@ import pytest
 import torch
 import tyro
 from conftest import ROOT
+from rich.console import Console
 from support.commands import assert_refusal
-from support.processes import run_program
 from support.training import Place
 
-from benchmarks.answerers import EVERY
 from benchmarks.fine_tuning import FineTuningSpeed
-from benchmarks.gpu import basics
+from benchmarks.gpu import basics, trainer
 from benchmarks.gpu.basics import OwnPart, list_marked_tests
 from benchmarks.gpu.install import NEEDED, PREPARING
-from benchmarks.gpu.parts import Goal, format_goals, load_parts
+from benchmarks.gpu.parts import DATA, Goal, format_goals, load_parts
 from benchmarks.gpu.trainer import TrainerPart, summarise_speed
 from benchmarks.inference import Inference
 from benchmarks.scaling import Scaling
@@ -37,14 +36,12 @@ KINDS = {
 def test_every_part_is_a_command_that_its_script_understands(dry: bool) -> None:
     for part in load_parts():
         assert {*part.needs} <= {*NEEDED, *PREPARING}
-        script, *words = part.build_command(Path("shards"), Path("out"), dry)
-        read: Any = tyro.cli(KINDS[script], args=[*words, "--out", "x"], config=(tyro.conf.FlagCreatePairsOff,))
+        script, *words = part.build_command(Path("out"), dry)
+        read: Any = tyro.cli(KINDS[script], args=words, config=(tyro.conf.FlagCreatePairsOff,))
         assert (ROOT / "benchmarks" / script).is_file()
         if isinstance(read, Throughput):
             assert {*read.against} <= {*SIDES}
-            assert read.shards == Path("shards")
-        if isinstance(read, Inference):
-            assert {*read.sides} <= {*EVERY}
+            assert read.shards == DATA
 
 
 def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> None:
@@ -55,11 +52,11 @@ def test_what_is_worth_most_fits_into_nine_minutes_and_all_into_a_rental() -> No
     assert 1.5 + sum(part.minutes for part in load_parts()) < 40  # with the minutes that pip takes, about
 
 
-def test_the_tests_of_kernels_and_the_others_are_all() -> None:
-    kernels, others = list_marked_tests("kernels"), list_marked_tests("others")
+def test_tests_are_those_of_kernels_or_others() -> None:
+    kernels, others = {*list_marked_tests(of_kernels=True)}, {*list_marked_tests(of_kernels=False)}
     assert kernels
     assert others
-    assert sorted([*kernels, *others]) == sorted(list_marked_tests("all"))
+    assert not kernels & others
 
 
 def test_what_a_machine_lacks_is_told_in_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +79,9 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_killed_and_goes_on(shared: Place, tmp_path: Path) -> None:
-    words = "--size tiny --seconds 6 --batch 4 --every 3 --lengths 32 64".split()
-    words += ["--shards", str(shared.data), "--out", str(tmp_path / "found.json")]
-    done = run_program("benchmarks/gpu/trainer.py", words, ROOT, 200)
-    assert done.code == 0, done.errors + done.output
+def test_a_run_is_killed_and_goes_on(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "DATA", shared.data)
+    assert trainer.measure(TrainerPart("tiny-32-4", tmp_path / "found.json"), Console(quiet=True)) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["stopped_with"], found["continued_with_step"]) == (75, found["newest_checkpoint"] + 1)
     assert found["killed_after_step"] >= found["newest_checkpoint"] > 0

@@ -40,6 +40,8 @@ class Machine:
     def __init__(self, place: Path, patch: pytest.MonkeyPatch) -> None:
         self.place, self.patch, self.folder = place, patch, place / "results"
         patch.setattr(run, "BENCHMARKS", place)
+        patch.setattr(run, "OUT", self.folder)
+        patch.setattr(run, "DRY", place / "dry")
         patch.setattr(processes, "PATIENCE", 1.0)
 
     def run(self, scripts: dict[str, str], *more: str) -> int:
@@ -49,8 +51,7 @@ class Machine:
         usual = {name: {"name": name, "what": f"what {name} is", "command": [f"{name}.py"]} for name in scripts}
         parts = [GpuPart.model_validate({"minutes": 0.1, **usual[name], **PARTS.get(name, {})}) for name in scripts]
         self.patch.setattr(run, "load_parts", lambda: parts)
-        words = ["--out", str(self.folder), *more]
-        settings = tyro.cli(run.GpuRun, args=words, config=(tyro.conf.FlagCreatePairsOff,))
+        settings = tyro.cli(run.GpuRun, args=more, config=(tyro.conf.FlagCreatePairsOff,))
         return run.measure(settings, open_console(soft_wrap=True))
 
     @property
@@ -165,14 +166,14 @@ def test_what_was_measured_on_another_machine_is_set_aside(machine: Machine, oth
 
 
 def test_no_part_is_started_that_cannot_end_in_time(machine: Machine) -> None:
-    """The minutes count from where the whole command began, and a part ends with them at the latest."""
+    """And a part ends with it at the latest."""
     parts, begun = {"setup": GOOD, "one": GOOD, "long": GOOD, "two": GOOD}, time.time()
-    assert machine.run(parts, "--minutes", "38", "--since", str(begun - 29 * 60)) == 75
+    assert machine.run(parts, "--until", str(begun + 9 * 60)) == 75
     assert set(machine.results) == {"setup", "one", "two"}
     log = machine.log
     assert "== long: left for the next time: it takes 30 minutes, about" in log
     assert "left for the next time: long; the same command goes on with them" in log
-    assert machine.run(parts, "--minutes", "40") == 0
+    assert machine.run(parts, "--until", str(begun + 40 * 60)) == 0
     assert machine.results["long"]["ended"] == "done"
     limits: list[float] = []
 
@@ -181,7 +182,7 @@ def test_no_part_is_started_that_cannot_end_in_time(machine: Machine) -> None:
         return "ran out of time" if "one.py" in command[1] else "done"
 
     machine.patch.setattr(run, "run_limited", run_nothing)
-    assert machine.run(parts, "--minutes", "2", "--since", str(time.time() - 60), "--again") == 1
+    assert machine.run(parts, "--until", str(time.time() + 60), "--again") == 1
     assert len(limits) == 3
     assert 20 < min(limits) <= max(limits) < 45
 
@@ -199,38 +200,27 @@ def test_parts_are_chosen_by_how_their_names_begin_and_a_missing_package_costs_o
     assert_refusal(told, machine.run, parts, "--parts", "peer", "pee")
 
 
-def test_a_bare_machine_goes_on_from_the_results_of_another(machine: Machine) -> None:
-    """And copies lie flat, none of them too large."""
-    setup = finds(gpu="H200", torch="2.13", commit="abc")
-    assert machine.run({"setup": setup, "one": GOOD}) == 0
-    handed, copies = machine.place / "handed.json", machine.place / "copies"
-    profile = machine.folder / "profile/large-128-256/profile"
-    (machine.folder / "results.json").rename(handed)
+def test_copies_lie_flat_and_none_is_too_large(machine: Machine) -> None:
+    copies, profile = machine.place / "copies", machine.folder / "profile/large-128-256/profile"
     profile.mkdir(parents=True)
     (profile / "table.txt").write_text("kernels")
     (profile / "trace.json.gz").write_bytes(b"trace" * 10_000)
     machine.patch.setattr(run, "MOST_BYTES", 40_000)
-    words = ("--earlier", str(handed), "--copies", str(copies))
-    assert machine.run({"setup": setup, "one": GOOD, "two": GOOD}, *words) == 0
-    assert machine.count_runs("one") == machine.count_runs("two") == 1
+    machine.patch.setenv("OUT", str(copies))
+    assert machine.run({"two": GOOD}) == 0
     assert {path.name for path in copies.rglob("*")} == {"results.json", "log.txt", "table.txt"}
     assert (copies / "results.json").read_bytes() == (machine.folder / "results.json").read_bytes()
     assert "== two: done" in (copies / "log.txt").read_text()
-    missing = ("--earlier", str(machine.place / "nothing.json"))
-    assert_refusal(r"nothing\.json: no results there", machine.run, {"one": GOOD}, *missing)
 
 
 def test_results_of_a_gpu_alone_are_kept_and_share_no_folder_with_a_dry_run(machine: Machine) -> None:
     (machine.place / "kept").mkdir()
     machine.patch.setattr(run, "RESULTS", machine.place / "kept")
-    assert_refusal("no results of a GPU", machine.run, {"one": GOOD}, "--keep")
+    assert_refusal("no results of a GPU", machine.run, {"one": GOOD}, "keep")
     found = finds(gpu="H200", hardware="h200", missing={"numba": "none"}, instruction_sets=["avx2"])  # type: ignore[arg-type]
     machine.run({"setup": found, "one": GOOD})
-    assert machine.run({"one": GOOD}, "--keep") == 0
+    assert machine.run({"one": GOOD}, "keep") == 0
     [path] = (machine.place / "kept").glob("gpu-*.json")
     assert read_results(path)["parts"]["one"]["measured"] == {"figure": 7}
     assert read_results(path)["environment"] == {"gpu": "H200", "hardware": "h200", "instruction_sets": ["avx2"]}
-    assert_refusal("has results of a GPU; give another folder", machine.run, {"one": GOOD}, "--dry")
-    (machine.folder / "results.json").unlink()
-    machine.run({"one": GOOD}, "--dry")
-    assert_refusal("no results of a GPU", machine.run, {"one": GOOD}, "--keep")
+    assert (machine.run({"two": GOOD}, "--dry"), {*machine.results}) == (0, {"setup", "one"})

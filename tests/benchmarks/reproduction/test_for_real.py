@@ -67,7 +67,7 @@ def test_a_table_is_made_by_its_commands_and_goes_on_after_a_signal(
     monkeypatch.setenv("CLOZE_DATA", str(tmp_path / "given"))
     monkeypatch.setattr(reproduce, "count_ranks", lambda wanted: 1)
     monkeypatch.setattr(reproduce, "load_table", lambda name, scale: smallest(tmp_path))
-    wanted = Reproduce(table=5, out=tmp_path / "made", results=tmp_path)
+    wanted = Reproduce("table5", out=tmp_path)
     console = Console(file=io.StringIO(), width=250)
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which tests in the background ignore
     threading.Timer(4.0, os.kill, [os.getpid(), signal.SIGINT]).start()

@@ -174,7 +174,7 @@ def test_a_plan_says_what_is_left_and_shares_together_make_the_table(place: Plac
 
 def test_a_plan_takes_what_was_measured_whatever_the_seed(place: Place) -> None:
     place.complete("table5", scale="tiny")
-    notes = place.folder / "made" / "tiny" / "notes" / "train"
+    notes = place.folder / "tiny" / "notes" / "train"
     for note in notes.glob("base-seed-1-*"):
         write_json(note, {**json.loads(note.read_text()), "seconds": 3600.0})
     for note in notes.glob("base-seed-[23]-*"):
@@ -226,9 +226,8 @@ def test_results_that_are_damaged_are_those_of_a_run_that_failed(place: Place) -
 
 
 def test_mistakes_are_told_before_anything_is_made() -> None:
-    for wrong in (Reproduce(), Reproduce(table=5, figure=5)):
-        assert_refusal("which table", make, wrong, Console(quiet=True))
-    assert_refusal("--share 3/2: give I/N", make, Reproduce(table=5, share="3/2"), Console(quiet=True))
+    assert_refusal("table9: is not declared; there is table1,", make, Reproduce("table9"), Console(quiet=True))
+    assert_refusal("--share 3/2: give I/N", make, Reproduce("table5", share="3/2"), Console(quiet=True))
 
 
 # What is there already is used where it may be, and made again where it was made from something else
@@ -280,7 +279,7 @@ def test_damaged_results_are_passed_over_with_a_word_and_a_table_prefers_its_own
     steps = order_commands(list_cells(load_table("table5", "demo")))
     step = next(step for step in steps if step.name == name)
     for table, day in days.items():
-        found = outcomes.Ledger(place.folder / "demo", place.folder, table).find(step)[1]
+        found = outcomes.Ledger(place.folder / "none" / "demo", place.folder, table).find(step)[1]
         assert found is not None
         assert found.date == day
 

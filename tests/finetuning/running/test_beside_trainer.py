@@ -1,5 +1,5 @@
 """Our fine-tuning has the losses of transformers' Trainer step by step, from one folder of weights by the same
-settings, and learns what it learns."""
+settings."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,11 +13,13 @@ import torch
 import transformers
 
 from benchmarks.fine_tuning import UnscoredTuner, build_arguments, encode_rows, make_model, make_trainer, open_context
-from benchmarks.fine_tuning_scores import compare, open_task, score_ours, score_theirs, standardize_labels
+from finetuning.inputs import Cutter
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.batches import TrainingBatches
 from finetuning.settings import FineTuning, load_settings
+from finetuning.tasks.glue import open_glue
 from finetuning.tasks.sentences import SentenceTask
+from finetuning.tasks.task import Setup
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.folders import write_fine_tuned
 from pretraining.model.batch import CPU
@@ -41,7 +43,7 @@ class Trial:
     @cached_property
     def model(self) -> Path:
         """A model that both sides begin with."""
-        return make_model("tiny", self.data, self.folder / "tiny")
+        return make_model("tiny", self.folder / "tiny")
 
     @cached_property
     def settings(self) -> FineTuning:
@@ -51,7 +53,8 @@ class Trial:
     @cached_property
     def task(self) -> SentenceTask:
         """The task, with as many of its items as the steps take, so that all batches are full."""
-        task = open_task(self.task_name, self.data, self.model, self.settings)
+        setup = Setup(Cutter(find_model(str(self.model)).vocabulary), self.settings)
+        task = open_glue(self.task_name, self.data / "glue", setup)
         task.train = task.train.take(np.random.default_rng(0).permutation(len(task.train))[: self.steps * BATCH])
         return task
 
@@ -94,7 +97,8 @@ class Trial:
     def list_rows(self) -> list[dict[str, Any]]:
         """The items as the Trainer takes them, in the order of our batches, with numbers on the scale of training."""
         rows = encode_rows(self.task.train, self.task.head.kind)
-        standardize_labels(self.task, rows)
+        for row in rows if self.task.head.kind == "score" else ():
+            row["labels"] = float(self.task.scale.standardize(torch.tensor(row["labels"])))
         ours = islice(TrainingBatches(self.task.train, self.settings).iterate(0), self.steps)
         return [rows[number] for step, _ in ours for batch in step.micro for number in batch.examples[:, 0].tolist()]
 
@@ -139,21 +143,3 @@ def test_the_same_batches_have_the_same_losses_and_others_have_others(tmp_path: 
 def test_fifty_steps_have_the_losses_of_the_trainer(task: str, real_data: Path, tmp_path: Path) -> None:
     trial = Trial(task, real_data, 50, tmp_path)
     assert find_difference(trial.train_ours(), trial.train_theirs(), 50) < 1e-5
-
-
-@pytest.mark.slow
-def test_both_sides_learn(tmp_path: Path) -> None:
-    data = write_easy_task(tmp_path / "data")
-    model = make_model("tiny", data, tmp_path / "tiny")
-    for seed in ("0", "1"):
-        settings = load_settings("glue", [*FP32, "--epochs", "5.0", "--learning_rate", "3e-4", "--seed", seed])
-        task = open_task("sst2", data, model, settings)
-        assert score_ours(task, model, settings) > 0.9
-        assert score_theirs(task, model, settings) > 0.9
-
-
-def test_means_are_compared_by_their_standard_error() -> None:
-    found = compare([0.6, 0.7, 0.8], [0.5, 0.7, 0.6])
-    assert found["difference"] == pytest.approx(0.1)
-    assert found["standard_error"] == pytest.approx((0.1**2 / 3 + 0.1**2 / 3) ** 0.5)
-    assert "standard_error" not in compare([0.5], [0.6])
