@@ -57,7 +57,7 @@ def read_all(named: Sequence[Path]) -> tuple[list[RunStatus | TuningStatus], lis
     runs, tunings, now = find_runs(*named), find_tunings(*named), time.time()
     if not runs and not tunings:
         names = ", ".join(map(str, named))
-        raise UserError(f"{names}: no run, and none in it: they have {METRICS} once they train\n{CURE}")
+        raise UserError(f"{names}: no run here or below: runs have {METRICS} once they train\n{CURE}")
     notes = [read_notes(run) for run in runs]
     queue = ask_queue({own.job for own in notes if own is not None})
     read = [read_run(run, own, queue, now) for run, own in zip(runs, notes, strict=True)]

@@ -89,7 +89,7 @@ class Settings(Section):
     docs: Annotated[Several, TEXT, Fact.NOT_IN_PLANS] = ()
     """Files, folders or globs to read; NAME=PATH names a source; `demo` is a small corpus that every machine has."""
     origins: Annotated[Several, TEXT, Shown.SELDOM, tyro.conf.arg(name="from"), Fact.NOT_IN_PLANS] = ()
-    """Folders of shards whose documents are taken as they are, in pieces already: no text is read for them."""
+    """Folders of shards whose tokenized documents are used again, without reading their text."""
     out: Annotated[File | None, TEXT, Fact.NOT_IN_PLANS] = None
     """Output folder (default: data/<names of the sources>)."""
     format: Annotated[Several, TEXT, Fact.READS, Fact.BY_SOURCE, Fact.RENAMES_TASKS] = ()
@@ -106,9 +106,9 @@ class Settings(Section):
     max_words: Annotated[Whole | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
     """Leave out documents with more words, such as 100000."""
     min_letters: Annotated[float | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
-    """Leave out documents of whose words a smaller share has a letter in it, such as 0.8."""
+    """Leave out documents in which a smaller share of words has a letter, such as 0.8."""
     max_repeated_lines: Annotated[float | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER] = None
-    """Leave out documents of whose lines a larger share repeats earlier ones of the same document, such as 0.3."""
+    """Leave out documents in which a larger share of lines repeats earlier lines, such as 0.3."""
     without_words: Annotated[
         File | None, DOCUMENTS, Shown.SELDOM, Fact.READS, Fact.FILTERS, Fact.LATER, Fact.NOT_IN_PLANS
     ] = None
@@ -122,8 +122,8 @@ class Settings(Section):
     """Leave out near copies of earlier documents: at least this share of all groups of five words of the two documents
     is in both, such as 0.8. Count them, and list some."""
     max_share: Annotated[Several, DOCUMENTS, Shown.SELDOM, Fact.LATER] = ()
-    """Largest share of the text that a source may have, as NAME=SHARE: so many of its documents are left out, drawn at
-    random, and counted."""
+    """Largest share of the text that a source may have, as NAME=SHARE: random documents above it are left out and
+    counted."""
     weight: Annotated[Several, DOCUMENTS, Shown.SELDOM, Fact.LATER] = ()
     """How many times the documents of a source are to be there for training, as NAME=WEIGHT: 2 repeats each, 0.5 leaves
     out half of them, drawn at random."""
@@ -134,7 +134,7 @@ class Settings(Section):
     """Kind of vocabulary to train: wordpiece, as BERT's, bytelevel, as RoBERTa's, or another file of
     data_prep/vocabulary/kinds (default: wordpiece)."""
     extend: Annotated[Whole, VOCABULARY, Shown.SELDOM, Fact.CUTS, Fact.LATER] = 0
-    """With --vocab: add so many words of the text to it, those that it cuts most."""
+    """With --vocab: add this many words of the text, those cut into most pieces."""
     vocab_size: Annotated[Whole, VOCABULARY, Fact.CUTS] = 30522
     """Pieces of the vocabulary to train."""
     cased: Annotated[bool, VOCABULARY, Fact.CUTS] = False
@@ -165,7 +165,7 @@ class Settings(Section):
     no_documents: Annotated[bool, RUNNING, Shown.SELDOM, Fact.NOT_IN_PLANS] = False
     """Keep no documents beside the shards, where the disk has no room for them."""
     config: Annotated[File | None, RUNNING, Shown.SELDOM, Fact.NOT_IN_PLANS] = None
-    """TOML file with any of these settings; flags come before it."""
+    """TOML file with any of these settings; flags override it."""
 
     @property
     def shard_bytes(self) -> int:

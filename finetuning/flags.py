@@ -70,7 +70,7 @@ class TuningFlags:
     check: Annotated[bool, RESULTS] = False
     """Print tasks, runs, settings and memory, and stop."""
     share: Annotated[bool, RESULTS, Shown.SELDOM] = False
-    """Share the runs with other commands in the same folder; a command without this flag then concludes."""
+    """Share the runs with other commands in the same folder; repeat the command without it at the end."""
 
     def suite(self) -> Suite:
         """Returns the tasks of the command, with their recipes."""
@@ -215,7 +215,7 @@ class Predict:
     tsv: bool = False
     """Write columns parted by tabs, with their names in the first line, instead of JSON."""
     with_input: bool = False
-    """Write what was asked beside each answer, with all columns that were read."""
+    """Write all columns of the input beside each answer."""
     replace: Annotated[bool, Shown.SELDOM] = False
     """Replace a file that something else has made."""
     flush: Annotated[bool, Shown.SELDOM] = False

@@ -31,7 +31,7 @@ class Train:
     """Begin with the weights and sizes of this model: a folder of transformers, a run, a checkpoint, or a name on the
     Hugging Face hub. It is `base_model` in the recipe."""
     branch: str | None = None
-    """Begin with all of another run's state at a checkpoint, RUN or RUN@STEP; phases not begun there may be others."""
+    """Begin with all of another run's state at a checkpoint, RUN or RUN@STEP; phases not begun there may differ."""
     stop_after: Annotated[str | None, Shown.SELDOM] = None
     """Stop after the phase of this name; the same command without it goes on."""
     time_limit: str = "auto"
@@ -39,7 +39,7 @@ class Train:
     profile: Annotated[int, Shown.SELDOM] = 0
     """Write a trace of this many steps, and a table of what took the time, into the run folder."""
     check: bool = False
-    """Print what the run will be, and stop."""
+    """Print the plan of the run, and stop."""
     ranks: Annotated[int | None, OF_PLAN] = None
     """With --check: the ranks to plan for (default: those it is started with)."""
     gpu: Annotated[str | None, OF_PLAN] = None
@@ -65,7 +65,7 @@ class Export:
     replace: Annotated[bool, Shown.SELDOM] = False
     """Replace an export of another model."""
     sees: Annotated[Literal["both", "before"] | None, Shown.SELDOM] = None
-    """Of a model of the objective hybrid: whether a piece sees both sides or those before it (default: both)."""
+    """For a hybrid model: whether a piece sees both sides or only earlier pieces (default: both)."""
 
 
 @dataclass(frozen=True)

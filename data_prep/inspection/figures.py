@@ -34,7 +34,7 @@ def make_figures_table(manifest: Manifest) -> Table:
             f"{use.length} text",
             f"{own:.1f}%",
             f"of the text is in an A or in the B that follows it; {100 - own:.1f}% was cut off, "
-            f"{lost:.2f}% from over-long sentences ({use.parted:,} parted)",
+            f"{lost:.2f}% from over-long sentences ({use.parted:,} split)",
         )
     return table
 
@@ -142,8 +142,8 @@ def find_warnings(manifest: Manifest) -> Iterator[str]:
         if use.lost_parted > MOST_LOST * use.text:
             lost = format_percent(use.lost_parted / use.text)
             yield (
-                f"over-long sentences lose {lost} of the text at length {use.length}: they have no full stop for more "
-                "than an example has room for; line breaks at the ends of sentences help"
+                f"sentences longer than an example lose {lost} of the text at length {use.length}; "
+                "line breaks at the ends of sentences help"
             )
     if manifest.figures:
         yield from _validation_warnings(manifest)
@@ -159,8 +159,8 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
     if not manifest.corpus.validation_documents:
         if manifest.settings.validation:
             yield (
-                "nothing is held out for validation: there is one document, and a short one, or all long ones have "
-                "copies; take more text, leave copies out by --drop-copies, or give --validation 0 if that is meant"
+                "nothing is held out for validation: the only document is short, or all long ones have copies; "
+                "use more text or --drop-copies, or give --validation 0 to accept this"
             )
         return
     share = _validation_share(manifest)

@@ -100,7 +100,7 @@ def rehearse(settings: Settings, size: int, work: Path, console: Console) -> Non
     )
     if compiled_before(kinds):
         return
-    console.print("compiling, once, for up to some minutes: later runs begin without")
+    console.print("compiling once, for up to some minutes; later runs skip this")
     once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
     with open_trial(once, work) as (runner, steps):
         vocabulary = find_kind(settings.tokenizer).make_up(size, settings.cased)

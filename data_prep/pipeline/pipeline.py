@@ -190,7 +190,7 @@ class Pipeline:
         """Warns where files changed while they were read, since the manifest has the sizes and keys from before."""
         if changed := sources.find_changed(self.inputs.files):
             others = f" and {len(changed) - 1:,} more" if len(changed) > 1 else ""
-            what = f"{changed[0]}{others} changed while it was read: the shards may not have what the manifest says"
+            what = f"{changed[0]}{others} changed while it was read: the shards may differ from the manifest"
             print_warning(self.console, f"{what}; once nobody writes to it, start anew with another --out")
 
     def _refuse_barren(self, bundles: list[sources.Bundle], records: Iterable[DocumentsRecord]) -> None:

@@ -41,7 +41,7 @@ def count_classes(splits: Mapping[str, Seen], exclusive: bool) -> Iterator[str]:
         yield f"counts: {'; '.join(said)}"
     for split, count in counts.items():
         if new := {name: number for name, number in count.items() if name not in counts.get("train", count)}:
-            yield f"{split} has what train never has, so that nobody can learn it: {_list_counts(new)}"
+            yield f"{split} has classes not in train, which no model can learn: {_list_counts(new)}"
 
 
 def _list_counts(counts: Mapping[str, int]) -> str:

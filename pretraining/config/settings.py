@@ -109,7 +109,7 @@ class Compute(Section):
 
     removed: ClassVar = {"kernels": Removed("auto", "our kernels compute where they can be compiled")}
     compile: bool = False
-    """Compile the layers with torch.compile, which replaces our own kernels there; on a CPU these are faster."""
+    """Compile the layers with torch.compile instead of using our own kernels, which are faster on a CPU."""
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
     attention: Literal["auto", "flash", "own"] = "auto"
@@ -138,7 +138,7 @@ class Phase(Section):
     micro_batch: PositiveOrAuto
     """Sequences that a rank computes at a time, or "auto": the most that fit; batch is made of these."""
     objective: ObjectiveName | None = None
-    """What the model learns by in this phase, with the settings of [objective] (default: its `name`)."""
+    """Training objective of this phase, with the settings of [objective] (default: its `name`)."""
     steps: Annotated[Positive | None, InsteadOf(("share",))] = None
     """Optimizer steps."""
     share: Annotated[Annotated[float, Field(gt=0, le=1)] | None, InsteadOf(("steps",))] = None
@@ -161,7 +161,7 @@ class Phase(Section):
     """First embeddings of positions that no earlier phase trained: `drawn` at random, as in the paper, or `copied` from
     trained positions."""
     decay_from: Annotated[Literal["warmup", "start"], OfSchedule(("linear", "polynomial", "cosine"))] = "warmup"
-    """Begin of the decay; `start`, as in the original BERT and NVIDIA's: the warm-up replaces its first part."""
+    """Where decay begins; with `start` (original BERT, NVIDIA), the warm-up replaces the decay's first part."""
 
 
 class Evaluation(Section):
@@ -226,8 +226,8 @@ class Guards(Section):
     rollbacks: Count = 3
     """How often a run returns to its last checkpoint and skips the batches concerned, before it gives up."""
     spike: Annotated[float, Field(ge=0)] = 2.0
-    """Training has diverged if a logged loss is this much above the median of the last 20 of the phase, of which there
-    must be 10; 0: never."""
+    """Training has diverged if a logged loss is this much above the median of the last 20 of the phase (at least 10);
+    0: never."""
     hang: Annotated[float, Field(gt=0)] = 1800.0
     """Seconds without progress after which the run ends, naming the rank that the others wait for."""
 
@@ -252,9 +252,9 @@ class Recipe(Computing):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 12345
     """Decides the weights at the start, the order of the data, and dropout."""
     steps: Annotated[Positive | None, InsteadOf(("hours",))] = None
-    """Steps of all phases, if these give shares."""
+    """Total steps, if phases have a `share`."""
     hours: Annotated[Annotated[float, Field(gt=0)] | None, InsteadOf(("steps",))] = None
-    """Hours of all phases, if these give shares: phases and learning rate then go by the clock."""
+    """Total hours, if phases have a `share`: phases and learning rate then follow the clock."""
     base_model: Annotated[Annotated[str, Field(min_length=1)] | None, ShortFlag("init")] = None
     """The model whose weights and sizes a run begins with: a folder of transformers, a run, a checkpoint, or a name
     on the Hugging Face hub. `--init` is short for it."""

@@ -55,7 +55,7 @@ class HybridSettings(MaskedSettings):
     """The settings of masked pieces, and how many sequences are read left to right instead."""
 
     causal_share: Annotated[float, Field(ge=0, lt=1)] = 0.0625
-    """hybrid: share of the sequences that are read left to right; the others have masks. Its part of the loss, too."""
+    """hybrid: share of the sequences read left to right, and the weight of their loss; the others have masks."""
 
 
 class Hybrid(MaskedPieces):

@@ -56,11 +56,9 @@ class MaskedSettings(ObjectiveSettings):
     """mlm, hybrid, rtd: `static`, the masks in the data, or `dynamic`, new masks of single pieces in every epoch.
     Validation uses those in the data."""
     rate: MaskShare = 0.15
-    """mlm, hybrid, rtd, dynamic masks: share of the pieces that is predicted, of a length in which [CLS] and [SEP]
-    count."""
+    """mlm, hybrid, rtd, dynamic masks: share of the pieces that is predicted, counting [CLS] and [SEP]."""
     last_rate: MaskShare | None = None
-    """mlm, hybrid, rtd, dynamic masks: this share at the last step, to which it moves evenly over all steps (default:
-    it stays)."""
+    """mlm, hybrid, rtd, dynamic masks: rate at the last step, reached linearly from `rate` (default: the same)."""
     split: Annotated[tuple[Share, Share, Share], Field(strict=False)] = (0.8, 0.1, 0.1)
     """mlm, hybrid, rtd, dynamic masks: of the predicted pieces, the shares that become [MASK], become a random piece,
     stay."""

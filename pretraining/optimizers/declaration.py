@@ -43,7 +43,7 @@ class OptimizerSettings(NamedSection):
     name: str = DEFAULT
     """The algorithm."""
     betas: Annotated[tuple[Fraction, Fraction], Field(strict=False)] = (0.9, 0.999)
-    """How slowly the averages of the gradient and of its square forget."""
+    """Decay rates of the averages of the gradient and of its square."""
     epsilon: Annotated[float, Field(gt=0)] = 1e-6
     """Added to the root of the second average."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01

@@ -174,7 +174,7 @@ class Plan:
             tflops = f"{flops / 1e12:,.4g} TFLOP/s"
             yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful"
         else:
-            yield "hours: it will run elsewhere, of which this machine says nothing; name the GPUs, as in --gpu h100-80"
+            yield "hours: unknown, as the run will be on other machines; name the GPUs, as in --gpu h100-80"
         if target.note is not None:
             yield target.note
         yield "memory is an estimate for the model: fragments, buffers and the kernels' own memory come on top"

@@ -74,9 +74,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     if changes := select_different(settings):
         is_same = before.objective == recipe.objective
         by_data = shape.learns.pairs != wanted.learns.pairs and is_same  # a fact of the data
-        cure = (
-            _suggest_new_run(latest, request) if by_data and branch is None else "give what was, or name a new folder"
-        )
+        cure = _suggest_new_run(latest, request) if by_data and branch is None else "undo these, or name a new folder"
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
     counts, (phase, done) = recipe.phase_steps(), (run.state.phase, run.state.phase_step)
     if counts is not None and phase < len(counts) and counts[phase] < done:
