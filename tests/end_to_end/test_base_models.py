@@ -104,7 +104,7 @@ def test_another_base_model_is_refused_where_a_run_is(adapting: Place, bert: Pat
         recipe = adapting if words else place
         recipe.train(name, *words, "--stop-after", "short", ranks=1)
         given = recipe.command(name, "--init", other, "--model.intermediate", "48" if words else "128")
-        assert_refused(given, f"  base_model was {before}, now {other}\ngive what was, or name a new folder\n")
+        assert_refused(given, f"  base_model was {before}, now {other}\nundo these, or name a new folder\n")
     adapting.train("with", "--init", bert.parent / "." / "other" / ".." / bert.name, ranks=1)
     assert load_recipe(adapting.folder / "with" / "recipe.toml").base_model == str(bert)
     told = f"  base_model was {bert}, now {other}\nname a new folder\n"

@@ -37,6 +37,6 @@ def test_named_gpus_give_the_hours_of_a_run_elsewhere() -> None:
 @pytest.mark.usefixtures("leaves_group")
 def test_a_login_node_says_nothing_of_other_machines() -> None:
     printed = " ".join(run_main(entry.main, "--recipe", "bert_large_lamb", "--check", "--ranks", "64").split())
-    assert "hours: it will run elsewhere, of which this machine says nothing; name the GPUs, as in --gpu" in printed
+    assert "hours: unknown, as the run will be on other machines; name the GPUs, as in --gpu" in printed
     assert "TFLOP/s" not in printed
     assert " h " not in printed

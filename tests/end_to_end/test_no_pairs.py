@@ -99,4 +99,4 @@ def test_a_run_with_both_heads_goes_on_in_a_new_folder(unpaired: Place, place: P
     run = stopped_at(straight, place.folder / "run", 6)
     given = dataclasses.replace(unpaired, folder=place.folder).command("new", "--branch", run)
     errors = assert_refused(given, "  the head for next sentences was True, now False\n")
-    assert errors.endswith("give what was, or name a new folder\n")
+    assert errors.endswith("undo these, or name a new folder\n")

@@ -104,7 +104,7 @@ def test_what_must_stay_is_refused_by_name(place: Place, straight: Path) -> None
     there = {path: contents(path) for path in list_finished(run)}
     for words, message in MUST_STAY.items():
         told = f"error: --out {run}: cannot go on with this recipe\n  {message}"
-        assert_refused(place.command(run, *words.split()), told, "\ngive what was, or name a new folder\n")
+        assert_refused(place.command(run, *words.split()), told, "\nundo these, or name a new folder\n")
     assert {path: contents(path) for path in list_finished(run)} == there
 
 

@@ -153,7 +153,7 @@ def test_marks_without_a_partner_lose_no_text(tmp_path: Path) -> None:
     lined, _ = make(tmp_path / "lined", ["\n".join(paragraphs) for paragraphs in articles])
     flat, said = make(tmp_path / "flat", [" ".join(paragraphs) for paragraphs in articles])
     assert kept(flat, 128) > kept(lined, 128) - 0.005
-    assert "over-long sentences lose" not in said
+    assert "sentences longer than an example lose" not in said
     figures = next(one for one in Manifest.read(flat).figures if one.set == ShardSet(128, 0))
     assert abs(figures.own / figures.text - kept(flat, 128)) < 0.02
 
@@ -163,4 +163,4 @@ def test_text_without_full_stops_is_parted_and_warned_of(tmp_path: Path) -> None
     texts = [" ".join(sentence(draw).rstrip(".!?") for _ in range(100)) for _ in range(30)]
     out, said = make(tmp_path / "bare", texts, pieces=150)
     assert kept(out, 128) > 0.8
-    assert "over-long sentences lose" in said
+    assert "sentences longer than an example lose" in said

@@ -47,7 +47,7 @@ def test_a_check_tells_classes_repetitions_and_what_is_cut(check: Check) -> None
 def test_classes_that_train_lacks_are_named_and_of_many_the_first_are_listed(check: Check) -> None:
     task = TASK + 'labels = ["good", "bad", "new"]\n'
     said = check(task=task, train=HEAD + "a\tgood\nb\tbad\n", dev=HEAD + "film\tnew\nplot\tbad\n")
-    assert "dev has what train never has, so that nobody can learn it: new 1" in said
+    assert "dev has classes not in train, which no model can learn: new 1" in said
     rows = HEAD + "".join(f"film {number}\tid{number:02}\n" for number in range(30))
     said = check(train=rows, dev=HEAD + "film\tid07\n")
     assert "id11 1 and 18 classes more; dev id07 1 (the largest alone: 100.0%)" in said
