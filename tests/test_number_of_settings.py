@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from support.processes import run_program
-from test_entries import ENTRIES, name
+from test_entries import ENTRIES, STANDARD_LIBRARY_ALONE, name
 
 MOST = 326
 """Settings at most, each flag counted once for every command that takes it."""
@@ -19,17 +19,19 @@ VARIABLE = re.compile(r"\bCLOZE_[A-Z_]*[A-Z]\b")
 READ_BY = [ROOT / each for each in ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")]
 
 
-def list_flags(folder: Path) -> dict[str, list[str]]:
-    """Lists the flags in the help of each command."""
+def read_helps(folder: Path) -> dict[str, str]:
+    """Reads all that each command says of its flags."""
     found = {}
     for path in ENTRIES:
         text = run_program(str(path), ["--help" if path.name == "submit.py" else "--help-all"], folder).output
-        texts = [
-            text,
-            *(run_program(str(path), [each, "--help-all"], folder).output for each in SUBCOMMAND.findall(text)),
-        ]
-        found[name(path)] = sorted({*FLAG.findall("\n".join(texts))} - {"--help", "--help-all"})
+        more = [run_program(str(path), [each, "--help-all"], folder).output for each in SUBCOMMAND.findall(text)]
+        found[name(path)] = "\n".join([text, *more])
     return found
+
+
+def list_flags(text: str) -> list[str]:
+    """Lists the flags in the help of a command."""
+    return sorted({*FLAG.findall(text)} - {"--help", "--help-all"})
 
 
 def list_keys() -> dict[str, list[str]]:
@@ -67,8 +69,16 @@ def print_settings(settings: Mapping[str, list[str]]) -> None:
 
 
 @pytest.mark.slow
-def test_the_settings_grow_no_more(tmp_path: Path) -> None:
-    """`pytest -sm slow` prints them, with the pages that use them."""
-    settings = {**list_flags(tmp_path), **list_keys(), "environment": list_variables()}
+def test_the_settings_grow_no_more_and_each_command_explains_its_own(tmp_path: Path) -> None:
+    """`pytest -sm slow` prints them, with the pages that use them. A help names a page, and a flag has one default."""
+    helps = read_helps(tmp_path)
+    flags = {path: list_flags(text) for path, text in helps.items()}
+    settings = {**flags, **list_keys(), "environment": list_variables()}
     print_settings(settings)
     assert sum(map(len, settings.values())) <= MOST
+    for path, text in helps.items():
+        pages = re.findall(r"docs/[\w-]+\.md", text)
+        assert pages or name(ROOT / path) in STANDARD_LIBRARY_ALONE, path
+        assert all((ROOT / page).is_file() for page in pages), path
+        each = re.split(r"\n +(?=--)", text)
+        assert not [flag for flag in each if flag.count("(default") > 1], path
