@@ -35,6 +35,7 @@ demo: .venv/installed
 	$(BIN)/python finetuning/run_task.py build/demo-task/package.toml --recipe demo --model build/demo-run --from-scratch \
 	  --out build/demo-scores/from-scratch
 	$(BIN)/python finetuning/compare.py build/demo-scores/from-scratch build/demo-scores/pre-trained
+	@echo 'demo: every step works; next: . .venv/bin/activate, and docs/first-day.md'
 
 # All that the jobs of cluster/ need, with MPI for the preparation of data.
 cluster: .venv/installed-mpi

@@ -87,6 +87,8 @@ def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[
     with ExitStack() as stack:
         stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
         at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
+        if path == STANDARD_INPUT and sys.stdin.isatty():
+            print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
         rows: list[tuple[Asked, Texts]] = []
         characters = 0
         for asked, texts in RowReader(model, stream, path, wanted.format).read():

@@ -16,17 +16,21 @@ OF_PLAN, OF_SCORES, OF_TEXT = Heading("What --check plans for"), Heading("Scores
 @dataclass(frozen=True)
 class Train:
     """Pre-trains an encoder on shards. Every value of the recipe can be given as --section.key VALUE; those that matter
-    most are --phases.0.steps (.batch, .micro_batch, .learning_rate), --model.size, --optimizer.name, --objective.name,
-    --precision.dtype, --parallel.zero and --checkpoints.every. docs/recipes.md has all of them.
+    most are --phases.0.steps of the first phase (.batch, .micro_batch, .learning_rate), --model.size, --optimizer.name,
+    --objective.name, --precision.dtype, --parallel.zero and --checkpoints.every. docs/recipes.md has all of them.
+
+        python pretraining/train.py --recipe bert_mini --data data/wiki --out runs/mini
+
+    The same command continues after any interruption.
     """
 
     removed: ClassVar = {"gpus_per_node": Removed(8, PLANNER), "network": Removed(None, PLANNER)}
     recipe: Path
     """TOML file that says how to train, or the name of one in pretraining/recipes: demo, bert_mini, …"""
     data: Path | None = None
-    """Folder of shards, made by shard.py."""
+    """Folder of shards, made by shard.py; needed to train."""
     out: Path | None = None
-    """Folder of the run: checkpoints, metrics, the exported model."""
+    """Folder of the run: checkpoints, metrics, the exported model; needed to train."""
     init: str | None = None
     """Begin with the weights and sizes of this model: a folder of transformers, a run, a checkpoint, or a name on the
     Hugging Face hub. It is `base_model` in the recipe."""

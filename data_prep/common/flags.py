@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from data_prep.common.errors import UserError
 from data_prep.common.sections import Removed
 
+ARGUMENTS = "Arguments"
 MARGIN, WIDEST = 24, 100
 """The column where the meanings of flags begin, and the widest line of a help."""
 WORDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
@@ -126,10 +127,11 @@ def make_help(kind: type[Any], prog: str, page: str, everything: bool = False) -
     """Makes the help of a command from its class."""
     flags = [*_list_flags(kind)]
     shown = [flag for flag in flags if everything or not flag.seldom]
-    needed = " ".join(flag.names for flag in flags if flag.needed)
-    lines = [" ".join(f"usage: {prog} {needed} [flags]".split()), ""]
+    given = [flag for flag in flags if flag.needed or flag.title == ARGUMENTS]
+    words = [flag.names if flag.needed else f"[{flag.names}]" for flag in given]
+    lines = [" ".join(f"usage: {prog} {' '.join(words)} [flags]".split()), ""]
     lines += [_wrap(paragraph) + "\n" for paragraph in str(inspect.getdoc(kind)).split("\n\n")]
-    for title in sorted(dict.fromkeys(flag.title for flag in shown), key="Arguments".__ne__):
+    for title in sorted(dict.fromkeys(flag.title for flag in shown), key=ARGUMENTS.__ne__):
         lines += [title, *_show_rows([flag[1:3] for flag in shown if flag.title == title]), ""]
     if left := len(flags) - len(shown):
         lines.append(f"--help-all shows {left} more.")
@@ -152,7 +154,7 @@ def _list_flags(kind: type[Any], title: str = "Flags") -> Iterator[_Flag]:
         meaning = meanings[name]
         if "(default" not in meaning and default not in (MISSING, None, False, "", ()):
             meaning += f" (default: {' '.join(map(str, default)) if isinstance(default, tuple) else default})"
-        group = "Arguments" if is_positional else given[0] if given else title
+        group = ARGUMENTS if is_positional else given[0] if given else title
         yield _Flag(group, names, meaning, Shown.SELDOM in facts, default is MISSING)
 
 

@@ -45,7 +45,7 @@ class TextTable:
     def column(self, key: str | int) -> list[str]:
         """The values of a column that is given by its name, or by its number, from the end where that is negative."""
         if isinstance(key, str) and key not in self.names:
-            raise UserError(f"{self.path}: no column {key!r}; there is {', '.join(self.names)}")
+            raise UserError(f"{self.path}: no column {key!r}; there is {', '.join(map(repr, self.names))}")
         if isinstance(key, str) and self.names.count(key) > 1:
             raise UserError(f"{self.path}: two columns have the name {key!r}; rename one")
         at = self.names.index(key) if isinstance(key, str) else key

@@ -182,7 +182,7 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
             yield f"{result.task}: {late}: give --evaluate --model {quote(out / result.task / MODEL)}"
     yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"
     if models:
-        yield f"next:\n    python finetuning/predict.py {quote(models[0])}"
+        yield f"next:\n    python finetuning/predict.py {quote(models[0])} TEXTS"
 
 
 def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:

@@ -73,7 +73,7 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
     try:
         trained, scored = read_step_records(run / METRICS), list(read_evaluations(run / METRICS))
         if len(trained) < least:
-            return f"{path}: not drawn: {len(trained)} logged steps, and it takes {least}"
+            return f"{path}: not drawn: {len(trained)} logged steps, at least {least} are needed"
         save(draw_chart(trained, scored, run.name, called), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"

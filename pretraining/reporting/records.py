@@ -67,7 +67,7 @@ class StepRecord(LearningRecord):
             *([] if self.gradient_norm is None else [f"norm {self.gradient_norm:.2f}"]),
             *([] if self.loss_scale is None else [f"scale {self.loss_scale:g}"]),
             f"{format_number(self.speed.pieces_per_second)} pieces/s",
-            *([] if use is None else [f"use {use:.0%}" + " (its peak was measured too low)" * (use > 1)]),
+            *([] if use is None else [f"use {use:.0%}" + " (of a peak measured too low)" * (use > 1)]),
             f"wait {self.speed.waiting_for_data:.0%}",
         ]
 

@@ -34,7 +34,7 @@ class Sorting:
 
 
 HELP = """\
-usage: sort.py [flags]
+usage: sort.py [FILES] [flags]
 
 Sorts files.
 

@@ -173,7 +173,7 @@ WRONG: list[tuple[str, str | bytes | None, str]] = [
     ("a.jsonl", '{"text": "a"}\n\n{"label": 1}\n', "a.jsonl:3: no value of 'text'"),
     ("a.jsonl", '{"text": null}\n', "a.jsonl:1: no value of 'text'"),
     ("a.jsonl", '{"text": ["a"]}\n', "a.jsonl:1: no value of 'text'"),
-    ("a.tsv", "sentence\tlabel\na\t1\n", "a.tsv: no column 'text'; there is sentence, label"),
+    ("a.tsv", "sentence\tlabel\na\t1\n", "a.tsv: no column 'text'; there is 'sentence', 'label'"),
     ("a.parquet", b"PAR1", "a.parquet: not a whole Parquet file"),
     *((f"a.{kind}", None, f"a.{kind}: no such file") for kind in ("tsv", "csv", "jsonl", "parquet")),
     ("a.txt", "text\n", "a.txt: the name ends in none of .tsv, .csv, .jsonl, .parquet"),

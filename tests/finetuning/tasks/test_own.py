@@ -168,8 +168,8 @@ def wrong_score(score: str, first: str = "1") -> dict[str, str]:
 FAULTS = [
     ({"data/dev.csv": "review,stars\nfine,3\n"}, "data/dev.csv:2: unknown label '3'; the labels are 1, 2, 10"),
     ({"data/train.csv": "review,stars\na,1\nb,NaN\n"}, "data/train.csv:3: the label is NaN"),
-    ({"data/train.csv": "text,stars\na,1\n"}, "data/train.csv: no column 'review'; there is text, stars"),
-    ({"data/dev.csv": "review|stars\na|1\n"}, "data/dev.csv: no column 'review'; there is review|stars"),
+    ({"data/train.csv": "text,stars\na,1\n"}, "data/train.csv: no column 'review'; there is 'text', 'stars'"),
+    ({"data/dev.csv": "review|stars\na|1\n"}, "data/dev.csv: no column 'review'; there is 'review|stars'"),
     ({"data/dev.csv": "review;stars\na;3\nb;3\n"}, "data/dev.csv:2: unknown label '3'; the labels are 1, 2, 10, as"),
     ({"data/dev.csv": "stars,review,stars\n1,a,2\n"}, "data/dev.csv: two columns have the name 'stars'"),
     ({"data/dev.csv": ""}, "data/dev.csv: the file is empty"),

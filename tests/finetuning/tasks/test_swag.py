@@ -132,7 +132,7 @@ def test_what_is_wrong_is_told(swag: Path, tmp_path: Path) -> None:
     (swag / "val.csv").write_text(content.replace("d.,1", "d.,4"))
     assert "val.csv:3: unknown label '4'; the labels are 0, 1, 2, 3" in refusal(open_task, swag)
     (swag / "val.csv").write_text(content.replace("ending3", "ending4"))
-    assert "val.csv: no column 'ending3'; there is , video-id" in refusal(open_task, swag)
+    assert "val.csv: no column 'ending3'; there is '', 'video-id'" in refusal(open_task, swag)
 
 
 @pytest.mark.realdata
