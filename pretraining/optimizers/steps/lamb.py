@@ -8,7 +8,7 @@ the squares of each parameter's parts, and the sums of all ranks in one small fp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -41,12 +41,6 @@ class SlotTable(NamedTuple):
     """the process group of the ranks that hold the rest; None for this rank alone"""
     divided: tuple[int, ...] = ()
     """the slots of which the ranks of a tensor group hold a share each"""
-
-    def spread_over_slots(self, squares: Tensor) -> Tensor:
-        """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
-        found = torch.zeros(len(self.slots), 2, dtype=squares.dtype)
-        found[list(self.places)] = squares
-        return found
 
 
 class Lamb(FlatOptimizer):
@@ -88,19 +82,15 @@ class Lamb(FlatOptimizer):
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
             count = len(table.stretches)
             kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, int(self.decays))
-            found.append(table.spread_over_slots(squares))
+            found.append(torch.zeros(len(table.slots), 2, dtype=torch.float64))
+            found[-1][list(table.places)] = squares
         total = torch.cat(found)
-        if not self.decays:
-            return total
-        total, begin = self._add_over_ranks(total, tables), 0
-        ratios = find_ratios(total).tolist()
-        for tensor, table in zip(tensors, tables, strict=True):
-            for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
-                if not whole:
-                    assert tensor.grad is not None
-                    weight, update = (flat.view(-1).narrow(0, offset, length) for flat in (tensor, tensor.grad))
-                    weight.add_(update, alpha=-learning_rate * ratios[begin + slot])
-            begin += len(table.slots)
+        if self.decays:
+            total = self._add_over_ranks(total, tables)
+            ratios = find_ratios(total).tolist()
+            for slot, is_whole, (weight, update, *_) in self._view_stretches(tensors, tables):
+                if not is_whole:
+                    weight.add_(update, alpha=-learning_rate * ratios[slot])
         return total
 
     def _move_by_triton(
@@ -112,12 +102,16 @@ class Lamb(FlatOptimizer):
             if id(tensor) not in self._chunks:
                 cut = Chunks.from_stretches(table.stretches.tolist(), table.places, len(table.slots), device)
                 self._chunks[id(tensor)] = cut
+        from pretraining.model import gpu_lamb  # loads Triton, which works where `usable` has said so
+
         scale, rate = self._scale_on(device).float(), torch.full((), learning_rate, device=device)
-        factors = (settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale, rate)
+        factors = gpu_lamb.Factors(
+            settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale, rate
+        )
         flats: list[Any] = [[each, each.grad, *map(self.get_state(each).get, self.kind.state)] for each in tensors]
         add = partial(self._add_over_ranks, tables=tables)
         chunks = [self._chunks[id(tensor)] for tensor in tensors]
-        return gpu.make_lamb_step(flats, chunks, factors, add, self.decays)
+        return gpu_lamb.step(flats, chunks, factors, add, self.decays)
 
     def _move_by_torch(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
@@ -127,26 +121,31 @@ class Lamb(FlatOptimizer):
         finite = scale.isfinite()
         corrections = [1.0 - beta ** steps.double() if self.settings.bias_correction else 1.0 for beta in betas]
         squares = torch.zeros(sum(len(table.slots) for table in tables), 2, dtype=torch.float64, device=steps.device)
-        moves, begin = [], 0
-        for tensor, table in zip(tensors, tables, strict=True):
-            flats = [tensor, tensor.grad, *map(self.get_state(tensor).get, self.kind.state)]
-            for slot, (offset, length, _) in zip(table.places, table.stretches.tolist(), strict=True):
-                weight, update, *averages = (
-                    flat.view(-1).narrow(0, offset, length) for flat in flats if flat is not None
-                )
-                gradient = update * scale
-                for average, new, beta in zip(averages, (gradient, gradient.square()), betas, strict=True):
-                    average.copy_(torch.where(finite, average.lerp(new, 1.0 - beta), average))
-                mean, square = (average / each for average, each in zip(averages, corrections, strict=True))
-                update.copy_(mean / (square.sqrt() + self.settings.epsilon) + decay * weight)
-                squares[begin + slot] = torch.stack([each.double().square().sum() for each in (weight, update)])
-                moves.append((weight, update, begin + slot))
-            begin += len(table.slots)
+        stretches = [*self._view_stretches(tensors, tables)]
+        for slot, _, (weight, update, *averages) in stretches:
+            gradient = update * scale
+            for average, new, beta in zip(averages, (gradient, gradient.square()), betas, strict=True):
+                average.copy_(torch.where(finite, average.lerp(new, 1.0 - beta), average))
+            mean, square = (average / each for average, each in zip(averages, corrections, strict=True))
+            update.copy_(mean / (square.sqrt() + self.settings.epsilon) + decay * weight)
+            squares[slot] = torch.stack([each.double().square().sum() for each in (weight, update)])
         squares = self._add_over_ranks(squares, tables) if self.decays else squares
         rates = learning_rate * (find_ratios(squares) if self.decays else torch.ones_like(squares[:, 0]))
-        for weight, update, slot in moves:
+        for slot, _, (weight, update, *_) in stretches:
             weight.copy_(torch.where(finite, weight - rates[slot] * update, weight))
         return squares
+
+    def _view_stretches(
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]
+    ) -> Iterator[tuple[int, bool, list[Tensor]]]:
+        """Yields this rank's stretches: the slot of each, whether it is whole here, and its weights, gradients and both
+        averages."""
+        begin = 0
+        for tensor, table in zip(tensors, tables, strict=True):
+            flats: list[Any] = [tensor, tensor.grad, *map(self.get_state(tensor).get, self.kind.state)]
+            for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
+                yield begin + slot, bool(whole), [flat.view(-1).narrow(0, offset, length) for flat in flats]
+            begin += len(table.slots)
 
     def _scale_on(self, device: torch.device) -> Tensor:
         """Returns the factor of gradients as a tensor on a device."""

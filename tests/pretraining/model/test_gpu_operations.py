@@ -29,7 +29,14 @@ from pretraining.objectives.declaration import build_model
 
 pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = ON_DEVICE
-KERNELS = ("gpu_kernels.py", "gpu_halves.py", "gpu_attention.py", "gpu_row_keys.py", "gpu_cross_entropy.py")
+KERNELS = (
+    "gpu_kernels.py",
+    "gpu_halves.py",
+    "gpu_attention.py",
+    "gpu_row_keys.py",
+    "gpu_cross_entropy.py",
+    "gpu_lamb.py",
+)
 KEYS = torch.tensor([1, -2], dtype=torch.int32)
 NAMES: tuple[gpu.Operation, ...] = ("row_keys", "gelu", "add_and_norm", "join", "attention", "cross_entropy")
 
