@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
 
-from data_prep.common.arrays import ranges
 from finetuning.scale import ScoreScale
 from finetuning.settings import BiLstm
 from pretraining.architectures.declaration import find_architecture
@@ -232,18 +230,9 @@ def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tenso
     """Runs a BiLSTM over rows (n, W) of sequences of these lengths, some of them empty; returns (n, H)."""
     if not len(rows):
         return rows.new_zeros((0, 2 * lstm.hidden_size))
-    sizes = np.asarray(lengths)
-    places = np.empty_like(sizes)
-    places[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))  # long sequences first
-    times = ranges(np.zeros_like(sizes), sizes)
-    order = np.lexsort((np.repeat(places, sizes), times))  # the first rows of all sequences, then the second ones, …
-    packed = PackedSequence(rows[_move_index(order, rows)], torch.from_numpy(np.bincount(times)))
-    read: PackedSequence = lstm(packed)[0]
-    return read.data[_move_index(np.argsort(order), rows)]
-
-
-def _move_index(numbers: np.ndarray, rows: Tensor) -> Tensor:
-    return torch.from_numpy(numbers).to(rows.device, non_blocking=True)
+    sequences = [own for own in rows.split(list(lengths)) if len(own)]
+    read: PackedSequence = lstm(pack_sequence(sequences, enforce_sorted=False))[0]
+    return torch.cat(unpack_sequence(read))
 
 
 def take_maximum(rows: Tensor, lengths: Sequence[int]) -> Tensor:
