@@ -230,7 +230,7 @@ def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tenso
     """Runs a BiLSTM over rows (n, W) of sequences of these lengths, some of them empty; returns (n, H)."""
     if not len(rows):
         return rows.new_zeros((0, 2 * lstm.hidden_size))
-    sequences = [own for own in rows.split(list(lengths)) if len(own)]
+    sequences = [own for own in torch.split(rows, list(lengths)) if len(own)]
     read: PackedSequence = lstm(pack_sequence(sequences, enforce_sorted=False))[0]
     return torch.cat(unpack_sequence(read))
 

@@ -33,12 +33,13 @@ class AdamW(FlatOptimizer):
             for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
                 self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
             return
-        averages = ([state[name] for state in states] for name in self.kind.state)
+        first, second = ([state[name] for state in states] for name in self.kind.state)
         before = -1.0 if self.settings.bias_correction else float(SETTLED)  # PyTorch adds 1
         adamw(
             list(tensors),
             gradients,
-            *averages,
+            first,
+            second,
             [],
             list(torch._foreach_add(steps, before)),
             fused=True,
