@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_sequence, unpack_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence, unpack_sequence
 
 from finetuning.scale import ScoreScale
 from finetuning.settings import BiLstm
@@ -200,17 +200,10 @@ def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: ScoreScale
         return F.binary_cross_entropy_with_logits(logits, labels.view_as(logits).float(), reduction="sum")
     if kind == "spans":
         first, last = labels.view(-1, 2).long().T
-        begin, end = pad_logits(logits, batch).unbind(-1)
+        sequences = [*torch.split(logits, list(batch.lengths))]
+        begin, end = pad_sequence(sequences, batch_first=True, padding_value=-torch.inf).unbind(-1)
         return F.cross_entropy(begin, first, reduction="sum") + F.cross_entropy(end, last, reduction="sum")
     return F.cross_entropy(logits, labels.long(), reduction="sum")
-
-
-def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
-    """Pads the logits of pieces to (s, longest, 2) with minus infinity."""
-    table = logits.new_full((len(batch.lengths), max(batch.lengths), logits.shape[-1]), -torch.inf)
-    lengths = batch.starts.diff().long()
-    rows = torch.repeat_interleave(torch.arange(len(lengths), device=logits.device), lengths)
-    return table.index_put((rows, batch.positions), logits)
 
 
 def build_bilstm(width: int, hidden: int, depth: int) -> nn.LSTM:
