@@ -21,7 +21,7 @@ README = [ROOT / "README.md"]
 PAGES = [*README, *sorted((ROOT / "docs").glob("*.md"))]
 NEEDS_MORE = (
     *("make ", "git ", ". .venv", "cd ", "fetch.py", "sbatch", "srun", "site.env", "submit.py"),
-    *("offline.sh", "docker ", "apptainer ", "NVIDIA/apex", "amp_C"),
+    *("offline.sh", "docker ", "apptainer "),
 )
 """What commands hold that need a network or a cluster, or install something."""
 NOWHERE = "http://127.0.0.1:9"

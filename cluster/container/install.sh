@@ -1,17 +1,14 @@
 #!/usr/bin/env bash
-# Makes the environment in which Cloze runs: all of requirements.lock, and NVIDIA apex. The images' only step:
+# Makes the environment in which Cloze runs: all of requirements.lock. The images' only step:
 #
 #     cluster/container/install.sh                            in an image with CUDA's compiler, as root: /opt/cloze
-#     CPU=1 PREFIX=build/cpu cluster/container/install.sh     the same without CUDA and apex, on any Debian or Ubuntu
+#     CPU=1 PREFIX=build/cpu cluster/container/install.sh     the same without CUDA, on any Debian or Ubuntu
 #
 # PYTHON is the Python to make it of (python3 of the distribution, with its headers). Cloze itself stays outside: the
 # environment's python3 finds it in the working directory. With CPU=1 torch comes without CUDA's libraries where pip
 # is offered such a build (PIP_EXTRA_INDEX_URL: PyTorch's own index for CPUs), otherwise with them.
 set -euo pipefail
 
-# Others have built this commit with torch 2.12 and 2.13 for CUDA 13, which tag 25.09 does not say of itself; we have
-# not built it yet.
-APEX=https://github.com/NVIDIA/apex COMMIT=becbb77cea4cb54f2929f7c938a0a6f7dd1fdc39
 root=$(cd "$(dirname "$0")/../.." && pwd)
 prefix=${PREFIX:-/opt/cloze}
 
@@ -44,15 +41,4 @@ pip=("$prefix/bin/python3" -m pip install --quiet --disable-pip-version-check)
 site=$("$prefix/bin/python3" -c "import sysconfig; print(sysconfig.get_path('purelib'))")
 echo "import os, sys; sys.path.append(os.getcwd())" >"$site/cloze.pth"
 
-if [[ -z ${CPU:-} ]]; then
-  source=$(mktemp -d)
-  git -C "$source" init --quiet
-  git -C "$source" fetch --quiet --depth 1 "$APEX" "$COMMIT"
-  git -C "$source" checkout --quiet FETCH_HEAD
-  # Its kernels alone are used, so what its Python needs is left out. There is no GPU here to ask what to build for.
-  TORCH_CUDA_ARCH_LIST=${TORCH_CUDA_ARCH_LIST:-"7.5 8.0 8.6 9.0 10.0 12.0"} APEX_CPP_EXT=1 APEX_CUDA_EXT=1 \
-    "${pip[@]}" --no-build-isolation --no-deps "$source"
-  rm -rf "$source"
-  "$prefix/bin/python3" -c "import torch, amp_C"
-fi
 "$prefix/bin/python3" -c "import torch, numba, mpi4py; print('torch', torch.__version__)"

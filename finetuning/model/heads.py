@@ -11,13 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple, TypeVar
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence, unpack_sequence
 
-from data_prep.common.arrays import ranges
 from finetuning.scale import ScoreScale
 from finetuning.settings import BiLstm
 from pretraining.architectures.declaration import find_architecture
@@ -202,17 +200,10 @@ def compute_loss(kind: Kind, logits: Tensor, batch: TaskBatch, scale: ScoreScale
         return F.binary_cross_entropy_with_logits(logits, labels.view_as(logits).float(), reduction="sum")
     if kind == "spans":
         first, last = labels.view(-1, 2).long().T
-        begin, end = pad_logits(logits, batch).unbind(-1)
+        sequences = [*torch.split(logits, list(batch.lengths))]
+        begin, end = pad_sequence(sequences, batch_first=True, padding_value=-torch.inf).unbind(-1)
         return F.cross_entropy(begin, first, reduction="sum") + F.cross_entropy(end, last, reduction="sum")
     return F.cross_entropy(logits, labels.long(), reduction="sum")
-
-
-def pad_logits(logits: Tensor, batch: Batch) -> Tensor:
-    """Pads the logits of pieces to (s, longest, 2) with minus infinity."""
-    table = logits.new_full((len(batch.lengths), max(batch.lengths), logits.shape[-1]), -torch.inf)
-    lengths = batch.starts.diff().long()
-    rows = torch.repeat_interleave(torch.arange(len(lengths), device=logits.device), lengths)
-    return table.index_put((rows, batch.positions), logits)
 
 
 def build_bilstm(width: int, hidden: int, depth: int) -> nn.LSTM:
@@ -232,18 +223,9 @@ def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tenso
     """Runs a BiLSTM over rows (n, W) of sequences of these lengths, some of them empty; returns (n, H)."""
     if not len(rows):
         return rows.new_zeros((0, 2 * lstm.hidden_size))
-    sizes = np.asarray(lengths)
-    places = np.empty_like(sizes)
-    places[np.argsort(-sizes, kind="stable")] = np.arange(len(sizes))  # long sequences first
-    times = ranges(np.zeros_like(sizes), sizes)
-    order = np.lexsort((np.repeat(places, sizes), times))  # the first rows of all sequences, then the second ones, …
-    packed = PackedSequence(rows[_move_index(order, rows)], torch.from_numpy(np.bincount(times)))
-    read: PackedSequence = lstm(packed)[0]
-    return read.data[_move_index(np.argsort(order), rows)]
-
-
-def _move_index(numbers: np.ndarray, rows: Tensor) -> Tensor:
-    return torch.from_numpy(numbers).to(rows.device, non_blocking=True)
+    sequences = [own for own in torch.split(rows, list(lengths)) if len(own)]
+    read: PackedSequence = lstm(pack_sequence(sequences, enforce_sorted=False))[0]
+    return torch.cat(unpack_sequence(read))
 
 
 def take_maximum(rows: Tensor, lengths: Sequence[int]) -> Tensor:

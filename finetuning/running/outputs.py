@@ -30,6 +30,7 @@ from finetuning.running.batches import count_pieces, encode_in_order, make_evalu
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.architectures.weights import Kind
+from pretraining.checkpoint.loop import give_up_if_asked
 from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import choose_dtype
@@ -62,13 +63,6 @@ def name_shortage() -> Iterator[None]:
             raise
         cure = "take a smaller model or BiLSTM, a smaller --micro_batch, or a shorter --length"
         raise UserError(f"this does not fit into memory; {cure}") from error
-
-
-def give_up_if_asked(context: Context) -> None:
-    """Raises GivenUpError if a signal asks to stop. All ranks call it together."""
-    context.watch.mark()
-    if context.control.stop_requested_anywhere():
-        raise GivenUpError
 
 
 def compute_outputs(engine: Engine, kind: Kind, splits: Mapping[str, Items], context: Context) -> Outputs:

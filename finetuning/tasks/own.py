@@ -110,11 +110,8 @@ def read_own(path: Path) -> OwnTask:
     """Reads the file of a task, and reports all its faults at once."""
     if not path.is_file():
         raise UserError(f"{path}: {absence(path)}; a task says its name, kind, train, text and label in a TOML file")
-    return read_settings(Form(OwnTask, path.parent), path, find_faults=_find_faults)
-
-
-def _find_faults(own: OwnTask) -> list[str]:
-    return [fault for holds, fault in _check_keys(own) if not holds]
+    form = Form(OwnTask, path.parent)
+    return read_settings(form, path, find_faults=lambda own: [fault for holds, fault in _check_keys(own) if not holds])
 
 
 def _check_keys(own: OwnTask) -> Checks:

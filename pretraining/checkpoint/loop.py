@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from pretraining.checkpoint.writing import Saver
 from pretraining.config.settings import Checkpoints, Logging
 from pretraining.engine.engine import Engine
+from pretraining.engine.step import GivenUpError
 from pretraining.processes.context import Context
 from pretraining.processes.environment import HeapLimit
 from pretraining.processes.stopping import Decision, StoppedError
@@ -52,6 +53,14 @@ class Loop:
         self.saver.finish()
         stopped = f"{name}stopped by {decision.cause} after step {step:,}, and saved"
         raise StoppedError(f"{stopped}; the same command continues from there", decision)
+
+
+def give_up_if_asked(context: Context) -> None:
+    """Raises GivenUpError if a signal asks to stop, after a mark that this rank makes progress. All ranks call it
+    together."""
+    context.watch.mark()
+    if context.control.stop_requested_anywhere():
+        raise GivenUpError
 
 
 def is_due(step: int, every: int) -> bool:

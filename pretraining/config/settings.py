@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
@@ -310,7 +310,8 @@ class Recipe(Computing):
             return None
         if self.steps is None:
             return tuple(phase.steps or 0 for phase in self.phases)
-        ends = [round(self.steps * share) for share in _sum_running([phase.share or 0.0 for phase in self.phases])]
+        shares = accumulate(phase.share or 0.0 for phase in self.phases[:-1])
+        ends = [*(round(self.steps * share) for share in shares), self.steps]  # shares make 1, whatever the rounding
         return tuple(end - begin for begin, end in zip([0, *ends[:-1]], ends, strict=True))
 
     def phase_seconds(self) -> tuple[float, ...] | None:
@@ -340,11 +341,6 @@ class Recipe(Computing):
                 for name in find_facts(Phase, OfSchedule):
                     phase.pop(name, None)
         return content
-
-
-def _sum_running(values: Sequence[float]) -> list[float]:
-    sums = [sum(values[: count + 1]) for count in range(len(values))]
-    return [*sums[:-1], 1.0] if values else []  # the shares of a recipe make 1, whatever the rounding
 
 
 def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 1) -> int:

@@ -13,8 +13,7 @@ All of it rests on names that change from version to version, so no other versio
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,7 +75,7 @@ def initialize_deepspeed(
     config = make_deepspeed_config(settings, dtype, device, mesh.data_ranks, parameters)
     backend = deepspeed.accelerator.get_accelerator().communication_backend_name()
     deepspeed.comm.init_distributed(backend, dist_init_required=False)
-    with explain_settings():
+    try:
         return EngineWithZero1(
             args=SimpleNamespace(device_rank=device.index or 0),  # a rank that sees its own GPU alone calls it 0
             model=model,
@@ -86,14 +85,7 @@ def initialize_deepspeed(
             config=config,
             config_class=DeepSpeedConfig(config, mpu),
         )
-
-
-@contextmanager
-def explain_settings() -> Iterator[None]:
-    """Turns DeepSpeed's errors about unknown or wrong settings into UserError."""
-    try:
-        yield
-    except ValidationError as error:
+    except ValidationError as error:  # of the recipe's own settings of DeepSpeed
         faults = [f"deepspeed: {'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
         raise UserError("\n".join(faults)) from error
 

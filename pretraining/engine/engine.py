@@ -8,7 +8,7 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypedDict, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +22,10 @@ from pretraining.mesh.mesh import form_mesh, is_divided
 from pretraining.model.encoder import Trainable
 from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
 
-
-class LossScaler(TypedDict, total=False):
-    """The attributes of DeepSpeed's loss scaler that decide the scale of the loss; a constant scaler has only the
-    first."""
-
-    cur_scale: float
-    cur_iter: int
-    last_overflow_iter: int
-    cur_hysteresis: int
+LossScaler = dict[str, float]
+"""The state of DeepSpeed's loss scaler, by the names of its attributes."""
+SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+"""The attributes that decide the scale of the loss; a constant scaler has only the first."""
 
 
 class CollapseError(Exception):
@@ -142,7 +137,7 @@ class Engine:
         if self.dtype != torch.float16:
             return None
         has = vars(self.deepspeed.optimizer.loss_scaler)
-        return cast(LossScaler, {name: has[name] for name in LossScaler.__annotations__ if name in has})
+        return {name: has[name] for name in SCALER_STATE if name in has}
 
     @loss_scaler.setter
     def loss_scaler(self, values: LossScaler | None) -> None:

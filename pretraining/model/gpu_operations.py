@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -148,19 +147,6 @@ def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tenso
     return _kernels().join_columns(*(each.contiguous() for each in (query, key, value)), bias)
 
 
-def make_lamb_step(
-    flats: Sequence[Sequence[Tensor]],
-    chunks: Sequence[Chunks],
-    factors: tuple[Any, ...],
-    add_over_ranks: Callable[[Tensor], Tensor],
-    adapts: bool,
-) -> Tensor:
-    """Makes a step of LAMB as `gpu_lamb.step` says, whose `Factors` are given as a tuple."""
-    from pretraining.model import gpu_lamb
-
-    return gpu_lamb.step(flats, chunks, gpu_lamb.Factors(*factors), add_over_ranks, adapts)
-
-
 @with_backward
 def attend(sums: Tensor, bias: Tensor | None, heads: int, where: tuple[Tensor, int, int, int], masks: Masks) -> Forward:
     """Attention over short sequences by queries, keys and values that include their bias, whose gradient is computed
@@ -246,8 +232,10 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
     elif operation == "join":
         join(row, row, row, vector.repeat(3))
     elif operation == "optimizer":
+        from pretraining.model import gpu_lamb
+
         chunks, factor = Chunks.from_stretches([(0, 1)], [0], 1, row.device), row.new_zeros(())
-        given = ((0.9, 0.999), 1.0, 0.0, True, factor + 1, factor, factor)
-        make_lamb_step([[row[0]] * 4], [chunks], given, lambda squares: squares, True)
+        given = gpu_lamb.Factors((0.9, 0.999), 1.0, 0.0, True, factor + 1, factor, factor)
+        gpu_lamb.step([[row[0]] * 4], [chunks], given, lambda squares: squares, True)
     else:
         make_row_keys(0, np.zeros((1, 2), np.int64), numbers[:1].long(), numbers, 1)

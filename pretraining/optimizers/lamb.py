@@ -1,4 +1,4 @@
-"""LAMB: Adam's updates with a trust ratio for each matrix (You et al., 2020); NVIDIA apex's kernels on a GPU."""
+"""LAMB: Adam's updates with a trust ratio for each matrix (You et al., 2020)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class LambSettings(OptimizerSettings):
         "normalize": Removed(False, "optimizer.clip limits gradients"),
         "trust_limits": Removed(None, "trust ratios have no limits"),
         "trust_all": Removed(False, "biases and norms have no trust ratios, as in NVIDIA's LAMB"),
-        "kernels": Removed("auto", "NVIDIA apex's are used on a GPU where they are installed"),
+        "kernels": Removed("auto", "our own kernels are used where they work"),
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import astuple
+from functools import partial
 from typing import NoReturn
 
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.average import Average, average_together
-from pretraining.checkpoint.loop import Loop, is_due
+from pretraining.checkpoint.loop import Loop, give_up_if_asked, is_due
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.engine.engine import CollapseError, Engine, is_shortage
 from pretraining.engine.precision import explain_slowness
@@ -325,19 +326,14 @@ class Trainer(Loop):
             known = None
         try:
             with self.meter.watch.pause():
-                found = phase.evaluate(self.engine, self.state.step, self.mark_or_give_up, known is None, ends)
+                found = phase.evaluate(
+                    self.engine, self.state.step, partial(give_up_if_asked, self.context), known is None, ends
+                )
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         if found is not None:
             self.scores = found if known is None else known.join(found)
             self.log.write(found)
-
-    def mark_or_give_up(self) -> None:
-        """Marks that this rank makes progress in an evaluation; raises GivenUpError, on all ranks, for a run that is to
-        stop."""
-        self.context.watch.mark()
-        if self.context.control.stop_requested_anywhere():
-            raise GivenUpError
 
     def save(self, phase: TrainingPhase) -> None:
         """Saves a checkpoint within a phase."""

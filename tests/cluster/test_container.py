@@ -108,7 +108,7 @@ def test_an_image_without_cudas_compiler_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_its_environment_runs_the_project_from_the_working_directory() -> None:
-    """The steps of the image, without CUDA and apex."""
+    """The steps of the image, without CUDA."""
     with scratch() as folder:
         (folder / "constraints").write_text(f"{locked('torch')}+cpu\n")
         prefix = folder / "opt"

@@ -33,9 +33,32 @@ class AdamW(FlatOptimizer):
             for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
                 self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
             return
-        averages = ([state[name] for state in states] for name in self.kind.state)
-        numbers = (self.settings, learning_rate, decay, self.scale, self.found_inf())
-        adam([tensors, gradients, *averages], steps, *numbers)
+        first, second = ([state[name] for state in states] for name in self.kind.state)
+        before = -1.0 if self.settings.bias_correction else float(SETTLED)  # PyTorch adds 1
+        adamw(
+            list(tensors),
+            gradients,
+            first,
+            second,
+            [],
+            list(torch._foreach_add(steps, before)),
+            fused=True,
+            grad_scale=self._find_divisor(tensors[0].device),
+            found_inf=self.found_inf(),
+            amsgrad=False,
+            beta1=self.settings.betas[0],
+            beta2=self.settings.betas[1],
+            lr=learning_rate,
+            weight_decay=decay,
+            eps=self.settings.epsilon,
+            maximize=False,
+        )
+
+    def _find_divisor(self, device: torch.device) -> Tensor | None:
+        """Returns the divisor of gradients that PyTorch's fused Adam takes."""
+        if isinstance(self.scale, Tensor):
+            return self.scale.reciprocal().float()
+        return None if self.scale == 1.0 else torch.full((), 1 / self.scale, device=device)
 
     def _move_by_our_kernel(
         self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: float, decay: float
@@ -54,50 +77,6 @@ def find_adam_factors(settings: OptimizerSettings, steps: float) -> tuple[float,
     """Computes the constants of Adam for our kernels: both betas, the bias corrections, and epsilon."""
     corrections = [1.0 - beta**steps if settings.bias_correction else 1.0 for beta in settings.betas]
     return (*settings.betas, *corrections, settings.epsilon)
-
-
-def adam(
-    lists: Sequence[Sequence[Tensor]],
-    steps: Sequence[Tensor],
-    settings: OptimizerSettings,
-    learning_rate: float,
-    decay: float,
-    scale: Tensor | float = 1.0,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Moves averages and weights by one step of Adam; `steps` include this one. May overwrite the gradients.
-
-    `lists` are weights, gradients, first and second averages.
-    If `found_inf` on the device is 1, nothing moves; the host does not read it.
-    """
-    weights, gradients, first, second = map(list, lists)
-    before = -1.0 if settings.bias_correction else float(SETTLED)  # PyTorch adds 1
-    counts = list(torch._foreach_add(list(steps), before))
-    adamw(
-        weights,
-        gradients,
-        first,
-        second,
-        [],
-        counts,
-        fused=True,
-        grad_scale=_divisor(scale, weights[0].device),
-        found_inf=found_inf,
-        amsgrad=False,
-        beta1=settings.betas[0],
-        beta2=settings.betas[1],
-        lr=learning_rate,
-        weight_decay=decay,
-        eps=settings.epsilon,
-        maximize=False,
-    )
-
-
-def _divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:
-    """Turns a factor of the gradients into the divisor that PyTorch's fused Adam takes."""
-    if isinstance(scale, Tensor):
-        return scale.reciprocal().float()
-    return None if scale == 1.0 else torch.full((), 1 / scale, device=device)
 
 
 STEPS = AdamW

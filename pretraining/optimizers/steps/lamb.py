@@ -7,9 +7,8 @@ the squares of each parameter's parts, and the sums of all ranks in one small fp
 
 from __future__ import annotations
 
-import importlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from pretraining.model import gpu_operations as gpu
 from pretraining.model.gpu_tiles import Chunks
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
-from pretraining.optimizers.steps.adamw import SETTLED, adam, find_adam_factors
+from pretraining.optimizers.steps.adamw import find_adam_factors
 from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, add_over_group
 
 
@@ -43,19 +42,12 @@ class SlotTable(NamedTuple):
     divided: tuple[int, ...] = ()
     """the slots of which the ranks of a tensor group hold a share each"""
 
-    def spread_over_slots(self, squares: Tensor) -> Tensor:
-        """Spreads squares of this rank's stretches, (stretches, 2), over the slots, (slots, 2)."""
-        found = torch.zeros(len(self.slots), 2, dtype=squares.dtype)
-        found[list(self.places)] = squares
-        return found
-
 
 class Lamb(FlatOptimizer):
     """LAMB on flat tensors. A step overwrites the gradients."""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         super().__init__(kind, groups, settings)
-        self._amp_c = load_apex()
         self._tables: dict[int, SlotTable] = {}
         """slot tables by the id of their flat tensor"""
         self._chunks: dict[int, Chunks] = {}
@@ -68,19 +60,18 @@ class Lamb(FlatOptimizer):
         self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
 
     def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
-        by_triton = gpu.usable("optimizer", tensors[0])
-        looks = kernels.usable(tensors[0]) or (self._amp_c is not None and not by_triton)
-        if looks and (found_inf := self.found_inf()) is not None and bool(found_inf):
-            return  # only PyTorch's kernels skip a step by themselves; with apex, the host waits for the GPU here
+        by_kernel = kernels.usable(tensors[0])
+        if by_kernel and (found_inf := self.found_inf()) is not None and bool(found_inf):
+            return  # the other ways skip a step by themselves
         steps = self.count_step(tensors)[0]
         tables = [self._tables[id(tensor)] for tensor in tensors]
-        together = self._move_by_triton if by_triton else self._move_together
-        move = self._move_one_by_one if kernels.usable(tensors[0]) else together
+        by_triton = gpu.usable("optimizer", tensors[0])
+        move = self._move_by_kernel if by_kernel else self._move_by_triton if by_triton else self._move_by_torch
         squares = move(tensors, tables, steps, learning_rate, decay)
         if self.decays:
             self.squares[tuple(name for table in tables for name in table.slots)] = squares
 
-    def _move_one_by_one(
+    def _move_by_kernel(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is cached."""
@@ -91,19 +82,15 @@ class Lamb(FlatOptimizer):
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
             count = len(table.stretches)
             kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, int(self.decays))
-            found.append(table.spread_over_slots(squares))
+            found.append(torch.zeros(len(table.slots), 2, dtype=torch.float64))
+            found[-1][list(table.places)] = squares
         total = torch.cat(found)
-        if not self.decays:
-            return total
-        total, begin = self._add_over_ranks(total, tables), 0
-        ratios = find_ratios(total).tolist()
-        for tensor, table in zip(tensors, tables, strict=True):
-            for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
-                if not whole:
-                    assert tensor.grad is not None
-                    weight, update = (flat.view(-1).narrow(0, offset, length) for flat in (tensor, tensor.grad))
-                    weight.add_(update, alpha=-learning_rate * ratios[begin + slot])
-            begin += len(table.slots)
+        if self.decays:
+            total = self._add_over_ranks(total, tables)
+            ratios = find_ratios(total).tolist()
+            for slot, is_whole, (weight, update, *_) in self._view_stretches(tensors, tables):
+                if not is_whole:
+                    weight.add_(update, alpha=-learning_rate * ratios[slot])
         return total
 
     def _move_by_triton(
@@ -115,35 +102,54 @@ class Lamb(FlatOptimizer):
             if id(tensor) not in self._chunks:
                 cut = Chunks.from_stretches(table.stretches.tolist(), table.places, len(table.slots), device)
                 self._chunks[id(tensor)] = cut
-        scale = self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
-        rate = torch.full((), learning_rate, device=device)
-        factors = (settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale.float(), rate)
+        from pretraining.model import gpu_lamb  # loads Triton, which works where `usable` has said so
+
+        scale, rate = self._scale_on(device).float(), torch.full((), learning_rate, device=device)
+        factors = gpu_lamb.Factors(
+            settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale, rate
+        )
         flats: list[Any] = [[each, each.grad, *map(self.get_state(each).get, self.kind.state)] for each in tensors]
         add = partial(self._add_over_ranks, tables=tables)
         chunks = [self._chunks[id(tensor)] for tensor in tensors]
-        return gpu.make_lamb_step(flats, chunks, factors, add, self.decays)
+        return gpu_lamb.step(flats, chunks, factors, add, self.decays)
 
-    def _move_together(
+    def _move_by_torch(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
     ) -> Tensor:
-        """Moves tensors on a GPU: each operation takes all stretches, and ratios stay on the device."""
-        places, lists = self._view_stretches(tensors, tables)
-        slots = sum(len(table.slots) for table in tables)
-        squares = torch.zeros(slots, 2, dtype=torch.float64, device=tensors[0].device)
-        updates: list[Tensor] = []
-        if places:
-            updates, own_squares = self._compute_updates(lists, steps, decay)
-            squares.index_add_(0, torch.tensor(places).to(squares.device, non_blocking=True), own_squares)
-        if self.decays:
-            squares = self._add_over_ranks(squares, tables)
-        if updates and self.decays:
-            factors, found_inf = find_ratios(squares).float(), self.found_inf()
-            if found_inf is not None:
-                factors = factors * (1.0 - found_inf)  # then the updates are the decay alone
-            torch._foreach_mul_(updates, [factors[place] for place in places])
-        if updates:
-            torch._foreach_add_(lists[0], updates, alpha=-learning_rate)
+        """Moves tensors on any device by PyTorch's operations; the host waits for nothing."""
+        betas, scale = self.settings.betas, self._scale_on(steps.device)
+        finite = scale.isfinite()
+        corrections = [1.0 - beta ** steps.double() if self.settings.bias_correction else 1.0 for beta in betas]
+        squares = torch.zeros(sum(len(table.slots) for table in tables), 2, dtype=torch.float64, device=steps.device)
+        stretches = [*self._view_stretches(tensors, tables)]
+        for slot, _, (weight, update, *averages) in stretches:
+            gradient = update * scale
+            for average, new, beta in zip(averages, (gradient, gradient.square()), betas, strict=True):
+                average.copy_(torch.where(finite, average.lerp(new, 1.0 - beta), average))
+            mean, square = (average / each for average, each in zip(averages, corrections, strict=True))
+            update.copy_(mean / (square.sqrt() + self.settings.epsilon) + decay * weight)
+            squares[slot] = torch.stack([each.double().square().sum() for each in (weight, update)])
+        squares = self._add_over_ranks(squares, tables) if self.decays else squares
+        rates = learning_rate * (find_ratios(squares) if self.decays else torch.ones_like(squares[:, 0]))
+        for slot, _, (weight, update, *_) in stretches:
+            weight.copy_(torch.where(finite, weight - rates[slot] * update, weight))
         return squares
+
+    def _view_stretches(
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]
+    ) -> Iterator[tuple[int, bool, list[Tensor]]]:
+        """Yields this rank's stretches: the slot of each, whether it is whole here, and its weights, gradients and both
+        averages."""
+        begin = 0
+        for tensor, table in zip(tensors, tables, strict=True):
+            flats: list[Any] = [tensor, tensor.grad, *map(self.get_state(tensor).get, self.kind.state)]
+            for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
+                yield begin + slot, bool(whole), [flat.view(-1).narrow(0, offset, length) for flat in flats]
+            begin += len(table.slots)
+
+    def _scale_on(self, device: torch.device) -> Tensor:
+        """Returns the factor of gradients as a tensor on a device."""
+        return self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
 
     def _add_over_ranks(self, squares: Tensor, tables: Sequence[SlotTable]) -> Tensor:
         """Adds up the squares of slots, (slots, 2), over the ranks that hold parts of them."""
@@ -153,42 +159,6 @@ class Lamb(FlatOptimizer):
         if divided:
             total[divided] = add_over_group(total[divided], self.shares.mesh.tensor_group)
         return total
-
-    def _view_stretches(
-        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable]
-    ) -> tuple[list[int], list[list[Tensor]]]:
-        """Returns the slots of this rank's stretches, and views of their weights, gradients, and both averages."""
-        begin, places = 0, []
-        lists: list[list[Tensor]] = [[], [], [], []]
-        for tensor, table in zip(tensors, tables, strict=True):
-            state = self.get_state(tensor)
-            assert tensor.grad is not None
-            flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"])
-            for views, flat in zip(lists, flats, strict=True):
-                views += [flat.view(-1).narrow(0, offset, length) for offset, length, _ in table.stretches.tolist()]
-            places += [begin + place for place in table.places]
-            begin += len(table.slots)
-        return places, lists
-
-    def _compute_updates(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> tuple[list[Tensor], Tensor]:
-        """Moves the averages; returns the updates with decay, and the squares of weight and update of every stretch."""
-        weights, gradients, *_ = lists
-        if self._amp_c is not None and weights[0].is_cuda:
-            torch._foreach_mul_(gradients, self.scale)
-            return compute_by_apex(self._amp_c, lists, self.settings, float(steps), decay)
-        updates = self._compute_by_torch(lists, steps, decay)
-        return updates, _square_norms(weights, updates)
-
-    def _compute_by_torch(self, lists: list[list[Tensor]], steps: Tensor, decay: float) -> list[Tensor]:
-        """Computes updates by PyTorch's fused Adam, which moves zeros by minus the update."""
-        weights = lists[0]
-        updates = [torch.zeros_like(weight) for weight in weights]
-        counts = list(steps.repeat(len(weights)).unbind())
-        adam([updates, *lists[1:]], counts, self.settings, 1.0, 0.0, self.scale, self.found_inf())
-        torch._foreach_neg_(updates)
-        if decay:
-            torch._foreach_add_(updates, weights, alpha=decay)
-        return updates
 
 
 def find_ratios(squares: Tensor) -> Tensor:
@@ -217,46 +187,6 @@ def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares 
             slots.append(name if count == 1 else f"{name}[{number}]")
     table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
     return SlotTable(tuple(slots), tuple(places), table, flat.group, tuple(divided))
-
-
-def _square_norms(weights: Sequence[Tensor], updates: Sequence[Tensor]) -> Tensor:
-    """Computes the squares of weights and updates, (stretches, 2), in fp64."""
-    norms = [torch._foreach_norm(list(tensors), 2, dtype=torch.float64) for tensors in (weights, updates)]
-    return torch.stack([torch.stack(list(column)) for column in norms], dim=1).square()
-
-
-CHUNK = 2048 * 32
-"""The elements of a block of the GPU, as in apex itself."""
-
-
-def load_apex() -> Any:
-    """Loads apex's module of kernels; None where it is missing. On PyPI the name apex is another project's."""
-    try:
-        return importlib.import_module("amp_C")
-    except ImportError:
-        return None
-
-
-def compute_by_apex(
-    amp_c: Any, lists: list[list[Tensor]], settings: OptimizerSettings, steps: float, decay: float
-) -> tuple[list[Tensor], Tensor]:
-    """Moves the averages; returns the updates, and the squares of weights and updates.
-
-    `lists` are weights, gradients, first and second averages. The updates have five right digits: apex computes the
-    powers of the betas and 1 - beta in fp32.
-    """
-    weights, gradients, first, second = lists
-    device = weights[0].device
-    updates = [torch.empty_like(weight) for weight in weights]
-    overflowed = torch.zeros(1, dtype=torch.int32, device=device)
-    decays = torch.full((len(weights),), decay, device=device)
-    step = int(steps) - 1 if settings.bias_correction else SETTLED  # the kernel counts from 0
-    tensors = [gradients, weights, first, second, updates]
-    # A norm of 0 against a limit of 1 clips nothing: gradients come clipped. apex reads this norm on the host.
-    options = (step, *settings.betas, settings.epsilon, torch.zeros(1), 1.0)
-    amp_c.multi_tensor_lamb_stage1_cuda(CHUNK, overflowed, tensors, decays, *options)
-    norms = [amp_c.multi_tensor_l2norm(CHUNK, overflowed, [tensors], True)[1] for tensors in (weights, updates)]
-    return updates, torch.stack(norms, dim=1).double().square()
 
 
 STEPS = Lamb

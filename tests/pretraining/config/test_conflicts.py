@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from support.training import PLAIN, Place, faults, write_plain
 
 from data_prep.common.errors import UserError
@@ -164,12 +163,6 @@ def test_shares_divide_steps_and_hours_and_steps_do_not_go_by_the_clock(plain: P
     assert is_named(fault, "--phases.0.warmup_steps = 5: the recipe goes by the clock … give phases.0.warmup, …")
     assert load_recipe(plain).phase_seconds() == (3240.0, 360.0)
     assert load_recipe(plain).phase_steps() is None
-
-
-def test_the_command_for_apex_builds_what_the_image_has() -> None:
-    commit = re.search(r"COMMIT=([0-9a-f]{40})", (ROOT / "cluster/container/install.sh").read_text())
-    assert commit
-    assert f"git+https://github.com/NVIDIA/apex@{commit[1]}" in (ROOT / "docs/training.md").read_text()
 
 
 ANEW = ["--objective.masks", "dynamic"]
