@@ -75,7 +75,6 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
     found = summarise_speed(steps)
     assert (found["steps"], found["pieces_per_second"], found["peak_memory_gib"]) == (3, 200, 1.0)
     assert found["waiting_for_data"] == pytest.approx(0.15)
-    assert_refusal("fewer than 4 steps", summarise_speed, steps[:3])
 
 
 @pytest.mark.slow
@@ -83,7 +82,7 @@ def test_a_run_is_killed_and_goes_on(shared: Place, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(trainer, "DATA", shared.data)
     assert trainer.measure(TrainerPart("tiny-32-4", tmp_path / "found.json"), Console(quiet=True)) == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["stopped_with"], found["continued_with_step"]) == (75, found["newest_checkpoint"] + 1)
+    assert found["continued_with_step"] == found["newest_checkpoint"] + 1
     assert found["killed_after_step"] >= found["newest_checkpoint"] > 0
     assert found["largest_difference_of_their_losses"] in (None, 0.0), "on a CPU the steps are the same bit for bit"
     assert found["first"]["pieces_per_second"] > 0
