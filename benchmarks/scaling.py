@@ -298,7 +298,7 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
 
 def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:
     """Returns, for each kind of scaling and number of processes, the speed, the efficiency against the fewest
-    processes, the same without communication, and the share of communication in a step."""
+    processes, and the share of communication in a step."""
     points = []
     for kind in ("weak", "strong"):
         launches = {note.name: note for note in notes if kind in note.steps}
@@ -317,10 +317,11 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
     sequences, side, silent = note.steps[kind]["sequences"], f"{note.name} seconds", f"{note.name} {SILENT}"
     work = (sequences / note.processes) / (base.steps[kind]["sequences"] / base.processes)
 
-    def efficiency(of: str) -> dict[str, float]:
-        return {name: round(value * work, 3) for name, value in turns.compute_ratio(f"{base.name} seconds", of).items()}
-
-    point = {
+    ratio = turns.compute_ratio(f"{base.name} seconds", side)
+    communication = 0.0 if note.processes == 1 else None
+    if silent in turns.seconds:
+        communication = round(1 - turns.compute_ratio(silent, side)["median"], 3)
+    return {
         "processes": note.processes,
         "nodes": note.nodes,
         "threads": note.threads,
@@ -328,13 +329,9 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
         "sequences": int(sequences),
         "seconds_a_step": turns.summarise_side(side),
         "sequences_per_second": spread([sequences / seconds for seconds in turns.seconds[side]], 1),
-        "efficiency": efficiency(side),
+        "efficiency": {name: round(value * work, 3) for name, value in ratio.items()},
+        "communication": communication,
     }
-    if silent in turns.seconds:
-        communication = round(1 - turns.compute_ratio(silent, side)["median"], 3)
-        return {**point, "ideal": efficiency(silent), "communication": communication}
-    alone = note.processes == 1
-    return {**point, "ideal": point["efficiency"] if alone else None, "communication": 0.0 if alone else None}
 
 
 def main(arguments: list[str]) -> int:

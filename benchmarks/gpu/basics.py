@@ -23,7 +23,6 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from shutil import which
 from typing import Any, Literal
 from xml.etree import ElementTree
 
@@ -48,15 +47,8 @@ FILES = "wiki/AA/wiki_0*"
 """Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
 MODULES = {"pytest-timeout": "pytest_timeout"}
 """Modules of packages with another name."""
-PROGRAMS = {
-    "gcc": "Triton needs a C compiler, so that PyTorch's operations stand in for our kernels, and nothing is compiled",
-    "nvidia-smi": "clocks, power and temperature stay unknown",
-}
-"""Optional programs, and what their lack costs. Neither nvcc nor make is needed."""
 STEPS, CONTESTS = 2, {"cpu": "tiny-128-2", "cuda": "mini-128-8"}
 """Steps of smoke, and what they train; the second one shows whether the first has left a valid state."""
-LEAST_MEMORY = 60
-"""GiB of a GPU that the contests need."""
 KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model/test_fused model/test_losses"
 """The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
 
@@ -92,17 +84,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     if not dry and "gpu" not in found:
         why, cure = explain_absence()
         raise UserError(f"torch {torch.__version__} finds no GPU: {why}\n{cure}, or take make gpu DRY=1")
-    notes = describe_lacks(None if dry else found["gpu_memory_gib"])
-    state = read_gpu_state(None if dry else "cuda")
-    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": state, "notes": notes}
-
-
-def describe_lacks(gpu_memory: float | None) -> list[str]:
-    """Describes optional things that the machine lacks, a line each."""
-    notes = [f"no {name}: {cost}" for name, cost in PROGRAMS.items() if which(name) is None]
-    if gpu_memory is not None and gpu_memory < LEAST_MEMORY:
-        notes.append(f"{gpu_memory:g} GiB: contests of large are for {LEAST_MEMORY}, and have fewer sequences")
-    return notes
+    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": read_gpu_state(None if dry else "cuda")}
 
 
 def ensure_shards(shards: Path) -> dict[str, Any]:

@@ -59,14 +59,6 @@ def test_tests_are_those_of_kernels_or_others() -> None:
     assert not kernels & others
 
 
-def test_what_a_machine_lacks_is_told_in_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(basics, "which", lambda name: None if name == "gcc" else name)
-    [compiler, memory] = basics.describe_lacks(23.6)
-    assert compiler.startswith("no gcc: ")
-    assert memory.startswith("23.6 GiB: ")
-    assert basics.describe_lacks(139.8) == [compiler]
-
-
 def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
     def step(pieces: float, wait: float | None) -> dict[str, float | None]:
         return {"pieces_per_second": pieces, "waiting_for_data": wait, "peak_memory_bytes": 2.0**30}
