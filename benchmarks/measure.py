@@ -60,15 +60,15 @@ def describe_run() -> dict[str, str]:
     return {name: found[name] for name in ("date", "commit", "command", "torch")}
 
 
-def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
-    """Describes the command, the commit, the hardware with its instruction sets, and versions."""
+def describe_environment(libraries: Sequence[str]) -> dict[str, Any]:
+    """Describes the command, the commit, the hardware with its instruction sets, versions, and with torch the GPU."""
     script, *options = sys.argv
-    own = Path(script).resolve()
+    own, with_gpu = Path(script).resolve(), "torch" in libraries
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
         "commit": find_commit(),
-        "hardware": name_hardware(with_gpu and "torch" in libraries),
+        "hardware": name_hardware(with_gpu),
         "processor": _cpu_line("model name") or platform.machine(),
         "instruction_sets": list_instruction_sets(),
         "cores": len(os.sched_getaffinity(0)),
@@ -76,7 +76,7 @@ def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dic
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         **{name: _version(name) for name in libraries},
-        **(_gpu() if with_gpu and "torch" in libraries else {}),
+        **(_gpu() if with_gpu else {}),
     }
 
 
@@ -200,9 +200,9 @@ def _list_parts(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterat
 class ResultsFile:
     """The results file of a benchmark, written after each part, since parts take minutes."""
 
-    def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:
-        self._benchmark, self._libraries, self._with_gpu = benchmark, libraries, with_gpu
-        self.path = out or RESULTS / f"{benchmark}-{name_hardware(with_gpu)}.json"
+    def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None) -> None:
+        self._benchmark, self._libraries = benchmark, libraries
+        self.path = out or RESULTS / f"{benchmark}-{name_hardware('torch' in libraries)}.json"
 
     @cached_property
     def earlier(self) -> dict[str, Any]:
@@ -212,7 +212,7 @@ class ResultsFile:
 
     def keep(self, found: Mapping[str, Any], replaces: bool = False) -> Path:
         """Writes results, in place of any earlier ones if they replace them; returns the path of the file."""
-        about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries, self._with_gpu)}
+        about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries)}
         return write_results(self.path, {"format": FORMAT, **about, **found}, replaces)
 
 

@@ -286,7 +286,7 @@ def run(settings: Preparation, console: Console) -> None:
     if find_missing_packages("transformers"):
         console.print("transformers is not installed, so the original generator is left out (pip install transformers)")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    keeper = ResultsFile("preparation", LIBRARIES, settings.out, with_gpu=False)
+    keeper = ResultsFile("preparation", LIBRARIES, settings.out)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = SourceText.find(Path(place))

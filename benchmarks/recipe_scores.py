@@ -78,8 +78,8 @@ def measure(wanted: RecipeScores, console: Console) -> None:
     hear_signals()
     name = Path(wanted.recipe).stem
     folder = ROOT / "build" / f"recipe-{name}"
-    kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware(with_gpu=False)}.json"
-    keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
+    kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware()}.json"
+    keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept)
 
     def do(script: str, *words: object) -> None:
         run_script(folder, console, script, *words)

@@ -291,7 +291,7 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     """Prints and writes the results of all launches."""
     points = find_points(notes)
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
-    path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
+    path = ResultsFile("scaling", ["torch", "deepspeed"], out).keep(found)
     show(console, summarise_scaling(found))
     console.print(f"kept in {path}", markup=False)
 

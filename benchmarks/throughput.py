@@ -270,7 +270,7 @@ def measure(settings: Throughput, console: Console) -> None:
     )
     bench = Bench(settings, shards, device, dtype, sides, console)
     benchmark = "throughput" if all(each.architecture == ARCHITECTURE for each in given) else "architectures"
-    keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
+    keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out)
     kept = keeper.earlier.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     about = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **describe_run()}
