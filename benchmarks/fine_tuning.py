@@ -88,12 +88,6 @@ class FineTuningSpeed:
     """File for the results (default: in benchmarks/results)."""
 
 
-def load_quiet_settings(recipe: str, **given: object) -> FineTuning:
-    """Loads a recipe with these values, without logs or checkpoints of the run."""
-    quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
-    return load_settings(recipe, [f"--{name}={value}" for name, value in {**given, **quiet}.items()])
-
-
 @contextmanager
 def open_context(device: torch.device) -> Iterator[Context]:
     """Opens the context of a run of one process."""
@@ -129,9 +123,11 @@ class Exercise:
         return 384 if self.task == "squad" else 128
 
     def settings(self) -> FineTuning:
-        """Returns the settings of the task's recipe."""
+        """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
         given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
-        return load_quiet_settings("squad1" if self.task == "squad" else "glue", **given)
+        given |= {"logging.tensorboard": "false", "checkpoints.every": 0}
+        recipe = "squad1" if self.task == "squad" else "glue"
+        return load_settings(recipe, [f"--{name}={value}" for name, value in given.items()])
 
     def open(self) -> Task:
         """Opens the task, with the number of training items that the steps of an epoch take."""

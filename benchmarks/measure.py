@@ -132,23 +132,6 @@ def _gpu() -> dict[str, Any]:
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
 
 
-def read_gpu_state(device: Any = "cuda") -> dict[str, float]:
-    """Reads the clocks of a GPU in MHz, its power in watts and its temperature in degrees, on which its speed depends.
-    Returns nothing without a GPU, or if its driver does not tell."""
-    if "cuda" not in str(device):
-        return {}
-    import torch  # preparing data needs none
-
-    names = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
-    try:
-        own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"  # nvidia-smi numbers GPUs in another order
-        ask = ["nvidia-smi", own, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-        told = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()[0]
-        return dict(zip(names.values(), map(float, told.split(",")), strict=True))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, AttributeError, RuntimeError):
-        return {}
-
-
 def _cpu_line(name: str) -> str:
     """Reads an entry of /proc/cpuinfo; empty if it is missing."""
     try:

@@ -33,7 +33,6 @@ from benchmarks.measure import (
     ROOT,
     describe_environment,
     find_data_folder,
-    read_gpu_state,
     run_command,
     write_results,
 )
@@ -43,8 +42,6 @@ from data_prep.shards import MANIFEST, Manifest
 
 FILES = "wiki/AA/wiki_0*"
 """Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
-MODULES = {"pytest-timeout": "pytest_timeout"}
-"""Modules of packages with another name."""
 STEPS, CONTESTS = 2, {"cpu": "tiny-128-2", "cuda": "mini-128-8"}
 """Steps of smoke, and what they train; the second one shows whether the first has left a valid state."""
 KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model/test_fused model/test_losses"
@@ -72,7 +69,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     missing = {}
     for name in (*NEEDED, *PREPARING):
         try:
-            importlib.import_module(MODULES.get(name, name))
+            importlib.import_module(name.replace("-", "_"))
         except Exception as error:  # a broken package counts as missing
             missing[name] = f"{type(error).__name__}: {error}"
     if not missing.keys().isdisjoint(CORE):
@@ -82,7 +79,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     if not dry and "gpu" not in found:
         why, cure = explain_absence()
         raise UserError(f"torch {torch.__version__} finds no GPU: {why}\n{cure}, or take make gpu DRY=1")
-    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": read_gpu_state(None if dry else "cuda")}
+    return {**found, "gpus": torch.cuda.device_count()}
 
 
 def ensure_shards(shards: Path) -> dict[str, Any]:
