@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.contests import OURS
-from benchmarks.peer import pad_inputs, require_packages, silence_transformers
+from benchmarks.peer import find_missing_packages, pad_inputs, silence_transformers
 from benchmarks.sides import SideSpec
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -81,7 +81,8 @@ def load_ours(folder: Path, *, numbers: Any, graphs: bool = True) -> Answerer:
 
 def load_theirs(folder: Path, *packages: str, **given: Any) -> Any:
     """Loads transformers' model, for a peer that needs these packages."""
-    require_packages("transformers", *packages)
+    if absent := find_missing_packages("transformers", *packages):
+        raise UserError(f"not installed: {', '.join(absent)}; nothing is compared with it")
     silence_transformers()
     from transformers import BertForSequenceClassification
 

@@ -52,8 +52,8 @@ from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.architectures.weights import TaskHead
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
-from pretraining.huggingface.folders import read_shape, write_folder
+from pretraining.engine.precision import set_arithmetic
+from pretraining.huggingface.folders import write_folder
 from pretraining.huggingface.weights import AUTO_CLASSES
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.context import Context
@@ -358,9 +358,9 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             write_demo_task(demo)
         for size, task, how in contests:
             model = Path(folder) / size
-            shape = read_shape(model if model.exists() else make_model(size, model))
+            if not model.exists():
+                make_model(size, model)
             found = models.setdefault(size, {"contests": {}})
-            found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": name_dtype(choose_dtype("auto", device))}
             steps = GPU_STEPS if device.type == "cuda" else STEPS.get(size, LEAST_STEPS)
             name = f"{task}-{how}" + ", alone" * bool(absent)  # so that it replaces no ratio
             own, data = ("sst2", demo) if task == DEMO else (task, find_data_folder().resolve())

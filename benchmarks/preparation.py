@@ -234,7 +234,6 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float) -> di
         "with_5_duplicates": round(size / turns.summarise_side(FIVE)["median"], 2),
         "from_documents_takes": turns.compute_ratio("from documents", "examples and shards"),
         "two_workers_are": both.compute_ratio(FIVE, "2 workers"),
-        **{f"{step}_s": round(seconds, 2) for step, seconds in once.seconds.items()},
     }
 
 

@@ -118,10 +118,8 @@ def summarise_training(run: Path) -> dict[str, Any]:
     scored: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "evaluation"), {})
     return {
         "steps": before,
-        "pieces": steps[before]["pieces_seen"],
         "minutes": round(seconds / 60, 1),
         "minutes_at_the_median_speed_of_each_phase": round(usual / 60, 1),
-        "pieces_per_second": round(median(line["pieces_per_second"] for line in steps.values())),
         "held_out": {name: value for name, value in scored.items() if name.startswith(("masked", "next"))},
     }
 

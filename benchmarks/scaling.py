@@ -327,7 +327,6 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
         "threads": note.threads,
         "tensor": note.tensor,
         "sequences": int(sequences),
-        "seconds_a_step": turns.summarise_side(side),
         "sequences_per_second": spread([sequences / seconds for seconds in turns.seconds[side]], 1),
         "efficiency": {name: round(value * work, 3) for name, value in ratio.items()},
         "communication": communication,
