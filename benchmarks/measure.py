@@ -20,7 +20,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, read_json, replacing, sha256
-from data_prep.common.flags import read_flags, read_flags_and_rest
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
 
 Settings = TypeVar("Settings")
@@ -213,8 +213,3 @@ def run_command(
     """Reads the command line of an entry, runs it, and ends with its exit code; its help names a page of docs/."""
     settings = read_flags(kind, sys.argv[1:], Path(sys.argv[0]).name, page)
     sys.exit(run_curable(lambda: do(settings, open_console(soft_wrap=True))))
-
-
-def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Reads settings, and returns the values of a recipe among the words as given."""
-    return read_flags_and_rest(kind, words, Path(sys.argv[0]).name, "measurements")

@@ -45,12 +45,13 @@ import torch.distributed as dist
 from rich.console import Console
 
 from benchmarks.contests import Turns, alternate, spread
-from benchmarks.measure import ResultsFile, read_recipe_command
+from benchmarks.measure import ResultsFile
 from benchmarks.tables import show, summarise_scaling
 from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
+from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.launchers import World, find_world
 from data_prep.common.terminal import open_console, run_curable
 from data_prep.shards import Manifest
@@ -335,7 +336,7 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings, overrides = read_recipe_command(Scaling, arguments)
+    settings, overrides = read_flags_and_rest(Scaling, arguments, "scaling.py", "measurements")
     name = settings.recipe or Path("bert_base_lamb" if torch.cuda.is_available() else "bert_mini")
     recipe = load_recipe(name, overrides)
     world, console = find_world(os.environ), open_console(soft_wrap=True)

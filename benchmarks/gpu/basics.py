@@ -125,9 +125,7 @@ def try_all(say: Callable[[str], None]) -> dict[str, Any]:
     for name, (kind, dtype) in ways.items():
         try:
             with open_sides({name: kind}, shape, device, dtype) as sides:
-                seconds = []
-                for step in range(STEPS):
-                    seconds.append(round(sides[name].ask("step", read(step)), 4))
+                seconds = [round(sides[name].ask("step", read(step)), 4) for step in range(STEPS)]
                 loss = sides[name].ask("last_loss")
             found[name] = {"seconds": seconds, "loss": loss}
             found[name] |= {} if loss == loss else {"failed": "the loss is no number"}
