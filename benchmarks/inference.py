@@ -152,8 +152,6 @@ class Contestants:
 
     def __init__(self, names: Iterable[str], folder: Path, stack: ExitStack, console: Console) -> None:
         self.sides: dict[str, Side] = {}
-        self.absent: dict[str, str] = {}
-        """Why the others do not take part."""
         self._console = console
         for name in names:
             try:
@@ -177,7 +175,6 @@ class Contestants:
     def drop(self, name: str, fault: str) -> None:
         """Drops a side, and prints why."""
         self.sides.pop(name, None)
-        self.absent[name] = fault
         self._console.print(fault)
 
 
@@ -247,7 +244,7 @@ def measure(settings: Inference, console: Console) -> None:
             longest = make_model(size, vocabulary, folder)
             with ExitStack() as stack:
                 contestants = Contestants(names, folder, stack, console)
-                found = models[size] = {"absent": contestants.absent, "rounds": settings.rounds, **describe_run()}
+                found = models[size] = {"rounds": settings.rounds, **describe_run()}
                 for contest in build_contests(contests, vocabulary, longest, console):
                     found[contest.name] = run_contest(contest, contestants, settings.rounds)
                     show_contest(console, f"{size}: {contest.name}", found[contest.name])
