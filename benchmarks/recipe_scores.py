@@ -22,6 +22,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -81,17 +82,15 @@ def measure(wanted: RecipeScores, console: Console) -> None:
     kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware()}.json"
     keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept)
 
-    def do(script: str, *words: object) -> None:
-        run_script(folder, console, script, *words)
-
+    do = partial(run_script, folder, console)
     shards, run = folder / "text", folder / "run"
     lengths = sorted({phase.length for phase in recipe.phases})
     size = ("--vocab-size", 8192, "--lengths", *lengths, "--duplicates", 1)
     do("data_prep/shard.py", "--docs", *(data / each for each in TEXT), "--out", shards, *size)
     do("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", run)
     do("pretraining/export.py", run, "--out", folder / "export")
-    found = {"recipe": name, "training": summarise_training(run)}
-    found |= {"weights_sha256": sha256(folder / "export" / WEIGHTS)}
+    weights = sha256(folder / "export" / WEIGHTS)
+    found = {"recipe": name, "training": summarise_training(run), "weights_sha256": weights}
     do("finetuning/run_pairs.py", "--model", run, "--out", folder / "pairs")
     found["pairs"] = summarise_pairs(read_json(folder / "pairs" / "results.json"))
     keeper.keep(found)
