@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from benchmarks.contests import OURS
-from benchmarks.peer import pad_inputs, require_packages, silence_transformers
+from benchmarks.peer import find_missing_packages, pad_inputs, silence_transformers
 from benchmarks.sides import SideSpec
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -81,7 +81,8 @@ def load_ours(folder: Path, *, numbers: Any, graphs: bool = True) -> Answerer:
 
 def load_theirs(folder: Path, *packages: str, **given: Any) -> Any:
     """Loads transformers' model, for a peer that needs these packages."""
-    require_packages("transformers", *packages)
+    if absent := find_missing_packages("transformers", *packages):
+        raise UserError(f"not installed: {', '.join(absent)}; nothing is compared with it")
     silence_transformers()
     from transformers import BertForSequenceClassification
 
@@ -96,15 +97,13 @@ def make_tensors(request: Request) -> dict[str, torch.Tensor]:
 
 
 def load_transformers(folder: Path, *, numbers: str) -> Answerer:
-    """Loads transformers' model. `bf16` converts the weights; `autocast` keeps them in fp32, with products in bf16."""
+    """Loads transformers' model, with its weights in fp32 or bf16."""
     device = torch.device(find_kind())
     model = load_theirs(folder, dtype=torch.bfloat16 if numbers == "bf16" else torch.float32).to(device)
 
     @torch.inference_mode()
     def answer(request: Request) -> Array:
-        inputs = {name: each.to(device) for name, each in make_tensors(request).items()}
-        with torch.autocast(device.type, torch.bfloat16, enabled=numbers == "autocast"):
-            logits = model(**inputs).logits
+        logits = model(**{name: each.to(device) for name, each in make_tensors(request).items()}).logits
         synchronize(device)
         return np.asarray(logits.float().cpu())
 
@@ -121,7 +120,7 @@ def cut_into_pieces(texts: Sequence[str], vocabulary: Vocabulary, longest: int) 
 def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
     """Loads the graph of transformers' model into ONNX Runtime, with its fusions, and dynamic quantisation for int8. It
     computes on a GPU if there is one."""
-    graph = export(folder, halves=numbers == "fp16")
+    graph = export(folder)
     import onnxruntime
 
     if numbers == "int8":
@@ -140,22 +139,19 @@ def load_onnx_runtime(folder: Path, *, numbers: str) -> Answerer:
     return Answerer(lambda request: session.run(["logits"], pad_inputs(request))[0])
 
 
-def export(folder: Path, halves: bool = False) -> Path:
-    """Exports a transformers folder as an ONNX graph, with ONNX Runtime's fusions for BERT; `halves`: in fp16."""
+def export(folder: Path) -> Path:
+    """Exports a transformers folder as an ONNX graph, with ONNX Runtime's fusions for BERT."""
     model = load_theirs(folder, "onnxruntime", "onnx", "onnxscript", attn_implementation="eager")
     from onnxruntime.transformers.optimizer import optimize_model
 
-    raw, fused = str(folder / "raw.onnx"), folder / ("halves.onnx" if halves else "fused.onnx")
+    raw, fused = str(folder / "raw.onnx"), folder / "fused.onnx"
     if not fused.exists():
         example = make_tensors([np.arange(9), np.arange(7)])
         axes = {name: {0: "batch", 1: "length"} for name in example}
         names: dict[str, Any] = {"input_names": list(example), "output_names": ["logits"], "dynamic_axes": axes}
         torch.onnx.export(model, (), raw, kwargs=example, **names, dynamo=False)
         heads, hidden = model.config.num_attention_heads, model.config.hidden_size
-        optimized = optimize_model(raw, "bert", heads, hidden, opt_level=0)
-        if halves:
-            optimized.convert_float_to_float16()
-        optimized.save_model_to_file(str(fused))
+        optimize_model(raw, "bert", heads, hidden, opt_level=0).save_model_to_file(str(fused))
     return fused
 
 
@@ -168,13 +164,13 @@ SIDES = {
     f"{who} {numbers}": SideSpec(partial(make, numbers=numbers), prepared=who == OURS, small_steps=who == OURS)
     for who, make, several in (
         (OURS, load_ours, ("fp32", "bf16", "int8")),
-        ("transformers", load_transformers, ("fp32", "bf16", "autocast")),
-        ("onnxruntime", load_onnx_runtime, ("fp32", "fp16", "int8")),
+        ("transformers", load_transformers, ("fp32", "bf16")),
+        ("onnxruntime", load_onnx_runtime, ("fp32", "int8")),
     )
     for numbers in several
 }
 """The sides by name: a library, and the type of numbers."""
 SIDES[NO_GRAPHS := f"{OURS}, no graphs, bf16"] = SideSpec(partial(load_ours, numbers="bf16", graphs=False), True, True)
-ON_GPU = (*("cloze fp32", "cloze bf16", NO_GRAPHS), "onnxruntime fp16", "transformers bf16", "transformers autocast")
-ON_CPU = tuple(name for name in SIDES if name not in (NO_GRAPHS, "onnxruntime fp16"))
-"""The sides that take part on a device: products in 8 bits are for CPUs, CUDA graphs and fp16 for GPUs."""
+ON_GPU = ("cloze fp32", "cloze bf16", NO_GRAPHS, "transformers bf16")
+ON_CPU = tuple(name for name in SIDES if name != NO_GRAPHS)
+"""The sides that take part on a device: products in 8 bits are for CPUs, CUDA graphs for GPUs."""

@@ -52,8 +52,8 @@ from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.architectures.weights import TaskHead
-from pretraining.engine.precision import choose_dtype, name_dtype, set_arithmetic
-from pretraining.huggingface.folders import read_shape, write_folder
+from pretraining.engine.precision import set_arithmetic
+from pretraining.huggingface.folders import write_folder
 from pretraining.huggingface.weights import AUTO_CLASSES
 from pretraining.objectives.declaration import build_model
 from pretraining.processes.context import Context
@@ -86,12 +86,6 @@ class FineTuningSpeed:
     """Turns for the median."""
     out: Path | None = None
     """File for the results (default: in benchmarks/results)."""
-
-
-def load_quiet_settings(recipe: str, **given: object) -> FineTuning:
-    """Loads a recipe with these values, without logs or checkpoints of the run."""
-    quiet = {"logging.tensorboard": "false", "checkpoints.every": 0}
-    return load_settings(recipe, [f"--{name}={value}" for name, value in {**given, **quiet}.items()])
 
 
 @contextmanager
@@ -129,9 +123,11 @@ class Exercise:
         return 384 if self.task == "squad" else 128
 
     def settings(self) -> FineTuning:
-        """Returns the settings of the task's recipe."""
+        """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
         given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
-        return load_quiet_settings("squad1" if self.task == "squad" else "glue", **given)
+        given |= {"logging.tensorboard": "false", "checkpoints.every": 0}
+        recipe = "squad1" if self.task == "squad" else "glue"
+        return load_settings(recipe, [f"--{name}={value}" for name, value in given.items()])
 
     def open(self) -> Task:
         """Opens the task, with the number of training items that the steps of an epoch take."""
@@ -362,9 +358,9 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             write_demo_task(demo)
         for size, task, how in contests:
             model = Path(folder) / size
-            shape = read_shape(model if model.exists() else make_model(size, model))
+            if not model.exists():
+                make_model(size, model)
             found = models.setdefault(size, {"contests": {}})
-            found |= {"layers": shape.layers, "hidden": shape.hidden, "dtype": name_dtype(choose_dtype("auto", device))}
             steps = GPU_STEPS if device.type == "cuda" else STEPS.get(size, LEAST_STEPS)
             name = f"{task}-{how}" + ", alone" * bool(absent)  # so that it replaces no ratio
             own, data = ("sst2", demo) if task == DEMO else (task, find_data_folder().resolve())

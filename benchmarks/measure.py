@@ -20,7 +20,7 @@ from rich.console import Console
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, read_json, replacing, sha256
-from data_prep.common.flags import read_flags, read_flags_and_rest
+from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
 
 Settings = TypeVar("Settings")
@@ -60,15 +60,15 @@ def describe_run() -> dict[str, str]:
     return {name: found[name] for name in ("date", "commit", "command", "torch")}
 
 
-def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dict[str, Any]:
-    """Describes the command, the commit, the hardware with its instruction sets, and versions."""
+def describe_environment(libraries: Sequence[str]) -> dict[str, Any]:
+    """Describes the command, the commit, the hardware with its instruction sets, versions, and with torch the GPU."""
     script, *options = sys.argv
-    own = Path(script).resolve()
+    own, with_gpu = Path(script).resolve(), "torch" in libraries
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
         "commit": find_commit(),
-        "hardware": name_hardware(with_gpu and "torch" in libraries),
+        "hardware": name_hardware(with_gpu),
         "processor": _cpu_line("model name") or platform.machine(),
         "instruction_sets": list_instruction_sets(),
         "cores": len(os.sched_getaffinity(0)),
@@ -76,7 +76,7 @@ def describe_environment(libraries: Sequence[str], with_gpu: bool = True) -> dic
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         **{name: _version(name) for name in libraries},
-        **(_gpu() if with_gpu and "torch" in libraries else {}),
+        **(_gpu() if with_gpu else {}),
     }
 
 
@@ -132,23 +132,6 @@ def _gpu() -> dict[str, Any]:
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
 
 
-def read_gpu_state(device: Any = "cuda") -> dict[str, float]:
-    """Reads the clocks of a GPU in MHz, its power in watts and its temperature in degrees, on which its speed depends.
-    Returns nothing without a GPU, or if its driver does not tell."""
-    if "cuda" not in str(device):
-        return {}
-    import torch  # preparing data needs none
-
-    names = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "watts", "temperature.gpu": "celsius"}
-    try:
-        own = f"--id=GPU-{torch.cuda.get_device_properties(device).uuid}"  # nvidia-smi numbers GPUs in another order
-        ask = ["nvidia-smi", own, f"--query-gpu={','.join(names)}", "--format=csv,noheader,nounits"]
-        told = subprocess.run(ask, capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()[0]
-        return dict(zip(names.values(), map(float, told.split(",")), strict=True))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, AttributeError, RuntimeError):
-        return {}
-
-
 def _cpu_line(name: str) -> str:
     """Reads an entry of /proc/cpuinfo; empty if it is missing."""
     try:
@@ -200,9 +183,9 @@ def _list_parts(found: Mapping[str, Any], place: tuple[str, ...] = ()) -> Iterat
 class ResultsFile:
     """The results file of a benchmark, written after each part, since parts take minutes."""
 
-    def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None, with_gpu: bool = True) -> None:
-        self._benchmark, self._libraries, self._with_gpu = benchmark, libraries, with_gpu
-        self.path = out or RESULTS / f"{benchmark}-{name_hardware(with_gpu)}.json"
+    def __init__(self, benchmark: str, libraries: Sequence[str], out: Path | None) -> None:
+        self._benchmark, self._libraries = benchmark, libraries
+        self.path = out or RESULTS / f"{benchmark}-{name_hardware('torch' in libraries)}.json"
 
     @cached_property
     def earlier(self) -> dict[str, Any]:
@@ -212,7 +195,7 @@ class ResultsFile:
 
     def keep(self, found: Mapping[str, Any], replaces: bool = False) -> Path:
         """Writes results, in place of any earlier ones if they replace them; returns the path of the file."""
-        about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries, self._with_gpu)}
+        about = {"benchmark": self._benchmark, "environment": describe_environment(self._libraries)}
         return write_results(self.path, {"format": FORMAT, **about, **found}, replaces)
 
 
@@ -230,8 +213,3 @@ def run_command(
     """Reads the command line of an entry, runs it, and ends with its exit code; its help names a page of docs/."""
     settings = read_flags(kind, sys.argv[1:], Path(sys.argv[0]).name, page)
     sys.exit(run_curable(lambda: do(settings, open_console(soft_wrap=True))))
-
-
-def read_recipe_command(kind: type[Settings], words: Sequence[str]) -> tuple[Settings, list[str]]:
-    """Reads settings, and returns the values of a recipe among the words as given."""
-    return read_flags_and_rest(kind, words, Path(sys.argv[0]).name, "measurements")

@@ -86,7 +86,7 @@ def compare(device: torch.device, console: Console) -> Turns:
 def measure(settings: Optimizers, console: Console) -> None:
     """Measures, prints the table, and keeps it."""
     device = choose_device("auto", World())
-    keeper = ResultsFile("optimizers", ["torch"], settings.out, device.type == "cuda")
+    keeper = ResultsFile("optimizers", ["torch"], settings.out)
     connect(World(), device)
     try:
         turns = compare(device, console)

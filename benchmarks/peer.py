@@ -13,19 +13,12 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import UserError
 from pretraining.model.batch import PretrainingBatch
 
 
 def find_missing_packages(*packages: str) -> list[str]:
     """Returns the packages that are not installed."""
     return [name for name in packages if find_spec(name) is None]
-
-
-def require_packages(*packages: str) -> None:
-    """Raises UserError if a package of a peer is not installed."""
-    if absent := find_missing_packages(*packages):
-        raise UserError(f"not installed: {', '.join(absent)}; nothing is compared with it")
 
 
 def silence_transformers() -> None:

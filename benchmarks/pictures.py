@@ -26,8 +26,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
-from xml.etree import ElementTree
-from xml.sax.saxutils import escape
 
 from rich.console import Console
 from rich.text import Text
@@ -75,14 +73,9 @@ SHOWN_STEP = 250
 """The first step of the demo whose panel is kept: past an evaluation and a checkpoint."""
 LOSS = "masked_loss"
 """The loss that is shown. That of next sentences does not fall in so short a run."""
-PAGE_WIDTH, MARGIN, CHART, LINE, LETTERS = 560, 14, 120, 21, 68
-"""Of the part of the report page: width, margin, height of the chart and of a line in pixels, and letters in a line."""
-STYLE = """
-text { font: 14px system-ui, sans-serif; fill: var(--text); white-space: pre }
-.soft, .what, .special { fill: var(--soft) }
-.masked { fill: var(--masked) } .replaced { fill: var(--replaced) } .kept { fill: var(--kept) }
-.back { fill: var(--back) } rect.bar { fill: var(--bar) } rect.hit { fill: transparent }
-"""
+PAGE = (560, 780)
+"""Width and height of the part of the report page, in pixels: the font is that of the reader, so some room is left."""
+STYLE = "body { height: 100%; padding: .2rem .8rem; font-size: 14px }"
 
 
 def draw_pictures(results: Mapping[str, Results]) -> dict[str, bytes]:
@@ -167,50 +160,19 @@ def draw_panel(demo: Results) -> bytes:
 
 
 def draw_page(demo: Results) -> bytes:
-    """Draws the parts of the report page that were kept, in its colours: a histogram, and an example with its masks."""
-    (caption, drawing, axis), key, example = (ElementTree.fromstring(part) for part in demo["page"])
-    lines, width, y = [], PAGE_WIDTH - 2 * MARGIN, 0
-
-    def write(part: ElementTree.Element) -> None:
-        nonlocal y
-        for words in wrap_text(part):
-            y += LINE
-            lines.append(f'<text x="{MARGIN}" y="{y}" class="{part.get("class", "")}">{words}</text>')
-
-    write(caption)
-    drawing.attrib |= {"x": f"{MARGIN}", "y": f"{y + 10}", "width": f"{width}", "height": f"{CHART}"}
-    y += CHART + 26
-    for span in axis:
-        side, _, share = span.attrib["style"].rstrip("%").partition(":")
-        x, anchor = (MARGIN + width * float(share) / 100, "start") if side == "left" else (MARGIN + width, "end")
-        lines.append(f'<text x="{x:.0f}" y="{y}" text-anchor="{anchor}">{span.text}</text>')
-    for part in (key, *example):
-        y += 10
-        write(part)
+    """Draws the parts of the report page that were kept, in its style: a histogram, and an example with its masks."""
     source = (ROOT / "data_prep" / "inspection" / "page" / "report.html").read_text(encoding="utf-8")
-    size = f'viewBox="0 0 {PAGE_WIDTH} {y + MARGIN}" width="{PAGE_WIDTH}" height="{y + MARGIN}"'
-    head = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
-        f"<style>{source[source.index(':root') : source.index('* {')]}{STYLE}</style>",
-        '<rect class="back" width="100%" height="100%"/>',
+    style = source[source.index(":root") : source.index("</style>")]
+    (width, height), (figure, *others) = PAGE, demo["page"]
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
+        '<foreignObject width="100%" height="100%"><body xmlns="http://www.w3.org/1999/xhtml">',
+        f"<style>{style}{STYLE}</style>",
+        figure.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" '),
+        *others,
+        "</body></foreignObject></svg>\n",
     ]
-    return "\n".join([*head, ElementTree.tostring(drawing, encoding="unicode"), *lines, "</svg>\n"]).encode()
-
-
-def wrap_text(part: ElementTree.Element) -> Iterator[str]:
-    """Yields the lines of a paragraph of HTML, with the classes of its words."""
-    runs = [(part, part.text), *(run for child in part for run in ((child, child.text), (part, child.tail)))]
-    line, room = "", LETTERS
-    for owner, text in runs:
-        for word in re.findall(r"\s+|\S+", text or ""):
-            if len(word) > room:
-                yield line
-                line, room = "", LETTERS
-            if line or word.strip():
-                of = "" if owner is part else f' class="{owner.get("class", owner.tag)}"'
-                line += f"<tspan{of}>{escape(word)}</tspan>" if of else escape(word)
-                room -= len(word)
-    yield line
+    return "\n".join(lines).encode()
 
 
 @dataclass(frozen=True)

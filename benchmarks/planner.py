@@ -18,8 +18,8 @@ if __name__ == "__main__":
 
 from dataclasses import dataclass
 
-from benchmarks.measure import read_recipe_command
 from data_prep.common.errors import UserError, check_all
+from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import load_recipe_and_data
@@ -49,7 +49,7 @@ class Planner:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings, overrides = read_recipe_command(Planner, arguments)
+    settings, overrides = read_flags_and_rest(Planner, arguments, "planner.py", "measurements")
     console = open_console()
     checked = ("nodes", "gpus_per_node", "price_per_gpu_hour", "gpu", "network")
     _, (recipe, manifest) = check_all(

@@ -24,12 +24,11 @@ import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import psutil
 from rich.console import Console
@@ -41,14 +40,13 @@ from benchmarks.peer import find_missing_packages
 from benchmarks.processes import pin_to_one_core
 from benchmarks.tables import build_table, show, show_contest
 from benchmarks.texts import choose_vocabulary
-from data_prep.common.workers import open_workers
+from data_prep.common.workers import Workers, open_workers
 from data_prep.pipeline.inputs import find_inputs
 from data_prep.pipeline.pipeline import LIBRARIES, Pipeline
 from data_prep.readers.formats import demo
 from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
-from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.vocabulary.kinds.wordpiece import VOCABULARY, read_pieces
 
@@ -120,31 +118,15 @@ class PreparationRun:
         """Runs it once."""
         with tempfile.TemporaryDirectory() as folder, open_workers(self._workers, preload=Pipeline.__module__) as pool:
             assert pool is not None
-            with time_steps() as self.seconds:
-                run_pipeline(Path(folder) / "out", self._settings, pool)
+            self.seconds = run_pipeline(Path(folder) / "out", self._settings, pool)
 
 
-def run_pipeline(out: Path, settings: Settings, pool: Any) -> None:
-    """Runs the steps of shard.py in this process, and prints nothing."""
+def run_pipeline(out: Path, settings: Settings, pool: Workers) -> dict[str, float]:
+    """Runs the steps of shard.py in this process, and prints nothing; returns the seconds of each step."""
     console = Console(file=io.StringIO())
-    Pipeline(find_inputs(out, settings, console), pool, console).run()
-
-
-@contextmanager
-def time_steps() -> Iterator[dict[str, float]]:
-    """Measures the seconds of each step of runs within the context."""
-    seconds: dict[str, float] = {}
-    usual = Runner.run
-
-    def timed(self: Runner, step: Step[Any, Any], tasks: Callable[[], Iterable[Any]]) -> Any:
-        start = time.perf_counter()
-        try:
-            return usual(self, step, tasks)
-        finally:
-            seconds[step.name] = seconds.get(step.name, 0.0) + time.perf_counter() - start
-
-    with mock.patch.object(Runner, "run", timed):
-        yield seconds
+    pipeline = Pipeline(find_inputs(out, settings, console), pool, console)
+    pipeline.run()
+    return pipeline.runner.seconds
 
 
 def select_files(files: Iterable[Path], megabytes: float) -> tuple[tuple[str, ...], float]:
@@ -233,6 +215,7 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float) -> di
     with tempfile.TemporaryDirectory() as place:
         kept = Path(place) / "kept"
         with open_workers(1, preload=Pipeline.__module__) as pool:
+            assert pool is not None
             run_pipeline(kept, of_text(documents_only=True), pool)
         sides: dict[str, Callable[[], Any]] = {
             OURS: once,
@@ -251,7 +234,6 @@ def measure_whole_runs(corpus: SourceText, folder: Path, megabytes: float) -> di
         "with_5_duplicates": round(size / turns.summarise_side(FIVE)["median"], 2),
         "from_documents_takes": turns.compute_ratio("from documents", "examples and shards"),
         "two_workers_are": both.compute_ratio(FIVE, "2 workers"),
-        **{f"{step}_s": round(seconds, 2) for step, seconds in once.seconds.items()},
     }
 
 
@@ -286,7 +268,7 @@ def run(settings: Preparation, console: Console) -> None:
     if find_missing_packages("transformers"):
         console.print("transformers is not installed, so the original generator is left out (pip install transformers)")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    keeper = ResultsFile("preparation", LIBRARIES, settings.out, with_gpu=False)
+    keeper = ResultsFile("preparation", LIBRARIES, settings.out)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = SourceText.find(Path(place))

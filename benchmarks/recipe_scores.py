@@ -3,11 +3,9 @@
 
     python benchmarks/recipe_scores.py
     python benchmarks/recipe_scores.py --recipe bert_mini
-    python benchmarks/recipe_scores.py --share 0.1
 
-The model is asked for all minimal pairs of BLiMP, after a part of the training for 200 of each paradigm; one of
-`hybrid` either way; and it is fine-tuned on STS-B. The text is in wiki/ and books/ of the folder that CLOZE_DATA names.
-What is in build/ already is used, and what was stopped goes on by the same command.
+The model is asked for all minimal pairs of BLiMP, and it is fine-tuned on STS-B. The text is in wiki/ and books/ of the
+folder that CLOZE_DATA names. What is in build/ already is used, and what was stopped goes on by the same command.
 """
 
 import sys
@@ -24,6 +22,7 @@ import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -36,9 +35,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, sha256
 from data_prep.common.supervision import hear_signals
 from pretraining.config.overrides import load_recipe
-from pretraining.config.settings import Recipe
 from pretraining.huggingface.folders import WEIGHTS
-from pretraining.objectives.declaration import configure_objective
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 TEXT = ("wiki", "books")
@@ -46,8 +43,6 @@ TEXT = ("wiki", "books")
 TASK = "stsb"
 GRID = ("--learning_rate", "1e-4", "--seeds", 3, "--epochs", 10)
 """The fine-tuning, which was chosen with another mini."""
-EACH = ("--each", 200)
-"""Minimal pairs of every paradigm after a part of a training: all take longer than a tenth of it."""
 THREADS = 2
 """Threads of the training, which is one process: the machine class of these recipes has two cores."""
 
@@ -58,8 +53,6 @@ class RecipeScores:
 
     recipe: str = "bert_mini_two_hours"
     """Name of a recipe, or a TOML file."""
-    share: float = 1.0
-    """Fraction of each phase's steps to train."""
     out: Path | None = None
     """File for the numbers (default: in benchmarks/results, by recipe and hardware)."""
 
@@ -82,51 +75,31 @@ def run_script(folder: Path, console: Console, script: str, *words: object) -> N
 
 def measure(wanted: RecipeScores, console: Console) -> None:
     """Trains, scores, and keeps what comes of it."""
-    if not 0 < wanted.share <= 1:
-        raise UserError(f"--share {wanted.share}: above 0 and at most 1")
     recipe, data = load_recipe(Path(wanted.recipe)), find_data_folder()
     hear_signals()
-    name, part = Path(wanted.recipe).stem, "" if wanted.share == 1 else f"-{wanted.share:g}"
-    folder = ROOT / "build" / f"recipe-{name}{part}"
-    kept = RESULTS / f"recipe-{name.replace('_', '-')}{part}-{name_hardware(with_gpu=False)}.json"
-    keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept, with_gpu=False)
+    name = Path(wanted.recipe).stem
+    folder = ROOT / "build" / f"recipe-{name}"
+    kept = RESULTS / f"recipe-{name.replace('_', '-')}-{name_hardware()}.json"
+    keeper = ResultsFile("recipe_scores", ["torch", "deepspeed"], wanted.out or kept)
 
-    def do(script: str, *words: object) -> None:
-        run_script(folder, console, script, *words)
-
+    do = partial(run_script, folder, console)
     shards, run = folder / "text", folder / "run"
     lengths = sorted({phase.length for phase in recipe.phases})
     size = ("--vocab-size", 8192, "--lengths", *lengths, "--duplicates", 1)
     do("data_prep/shard.py", "--docs", *(data / each for each in TEXT), "--out", shards, *size)
-    train = ("--recipe", wanted.recipe, "--data", shards, "--out", run)
-    do("pretraining/train.py", *train, *list_shorter_phases(recipe, wanted.share))
+    do("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", run)
     do("pretraining/export.py", run, "--out", folder / "export")
-    found = {"recipe": name, "share": wanted.share, "training": summarise_training(run)}
-    found |= {"weights_sha256": sha256(folder / "export" / WEIGHTS)}
-    objective = configure_objective(recipe.objective)
-    either = len(objective.list_ways(objective.learning(has_pairs=True))) > 1
-    for pairs, sees in {"pairs": (), **({"pairs_left_to_right": ("--sees", "before")} if either else {})}.items():
-        each = EACH if part else ()
-        do("finetuning/run_pairs.py", "--model", run, "--out", folder / pairs, *each, *sees)
-        found[pairs] = summarise_pairs(read_json(folder / pairs / "results.json"))
-        keeper.keep(found)
+    weights = sha256(folder / "export" / WEIGHTS)
+    found = {"recipe": name, "training": summarise_training(run), "weights_sha256": weights}
+    do("finetuning/run_pairs.py", "--model", run, "--out", folder / "pairs")
+    found["pairs"] = summarise_pairs(read_json(folder / "pairs" / "results.json"))
+    keeper.keep(found)
     glue = ("--task", TASK, "--data", data / "glue", "--model", run, "--out", folder / "glue")
     do("finetuning/run_glue.py", *glue, *GRID)
     found[TASK] = summarise_task(read_json(folder / "glue" / "results.json")[TASK])
     path = keeper.keep(found)
     console.print_json(json.dumps(found))
     console.print(f"kept in {path}", markup=False)
-
-
-def list_shorter_phases(recipe: Recipe, share: float) -> list[object]:
-    """Lists the words of train.py that train a recipe for a part of its steps."""
-    if share == 1:
-        return []
-    steps = {f"--phases.{number}.steps": phase.steps for number, phase in enumerate(recipe.phases) if phase.steps}
-    steps |= {"--steps": recipe.steps} if recipe.steps else {}
-    if not steps:
-        raise UserError("a recipe of hours, not of steps: leave out --share")
-    return [word for name, each in steps.items() for word in (name, max(1, round(each * share)))]
 
 
 def summarise_training(run: Path) -> dict[str, Any]:
@@ -144,10 +117,8 @@ def summarise_training(run: Path) -> dict[str, Any]:
     scored: dict[str, Any] = next((line for line in reversed(lines) if line["kind"] == "evaluation"), {})
     return {
         "steps": before,
-        "pieces": steps[before]["pieces_seen"],
         "minutes": round(seconds / 60, 1),
         "minutes_at_the_median_speed_of_each_phase": round(usual / 60, 1),
-        "pieces_per_second": round(median(line["pieces_per_second"] for line in steps.values())),
         "held_out": {name: value for name, value in scored.items() if name.startswith(("masked", "next"))},
     }
 

@@ -34,8 +34,7 @@ from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing
 
-NAMES = ("measurements.md", "architectures.md", "reproducing.md", "training.md")
-PAGES = tuple(ROOT / "docs" / name for name in NAMES)
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("measurements", "architectures", "reproducing", "training")]
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 
 

@@ -213,16 +213,14 @@ def make(wanted: Reproduce, console: Console) -> int:
     return code
 
 
-def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete: bool, console: Console) -> Path:
-    """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it;
-    returns the path."""
+def write_table(wanted: Reproduce, table: ScaledTable, ledger: Ledger, complete: bool, console: Console) -> None:
+    """Prints and writes the table: in place of an earlier one if it is complete or has as many runs, else beside it."""
     result = TableSummary(table, ledger).summarise()
     show(console, build_tables(result))
     replaces = complete or sum(run.code == 0 for run in result.runs.values()) >= ledger.own_runs
     path = wanted.results / f"{wanted.table}-{wanted.scale}{'' if replaces else PARTIAL}.json"
     path = ResultsFile(BENCHMARK, ["torch"], path).keep(result.model_dump(exclude_none=True), replaces=True)
     console.print(f"kept in {path}", markup=False)
-    return path
 
 
 if __name__ == "__main__":

@@ -45,12 +45,13 @@ import torch.distributed as dist
 from rich.console import Console
 
 from benchmarks.contests import Turns, alternate, spread
-from benchmarks.measure import ResultsFile, read_recipe_command
+from benchmarks.measure import ResultsFile
 from benchmarks.tables import show, summarise_scaling
 from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
 from data_prep.common.capacity import num_cores
 from data_prep.common.errors import UserError
+from data_prep.common.flags import read_flags_and_rest
 from data_prep.common.launchers import World, find_world
 from data_prep.common.terminal import open_console, run_curable
 from data_prep.shards import Manifest
@@ -291,14 +292,14 @@ def report(notes: Sequence[Note], described: Mapping[str, Any], out: Path | None
     """Prints and writes the results of all launches."""
     points = find_points(notes)
     found = {**described, "device": notes[0].device, "dtype": notes[0].dtype, "points": points}
-    path = ResultsFile("scaling", ["torch", "deepspeed"], out, notes[0].device == "cuda").keep(found)
+    path = ResultsFile("scaling", ["torch", "deepspeed"], out).keep(found)
     show(console, summarise_scaling(found))
     console.print(f"kept in {path}", markup=False)
 
 
 def find_points(notes: Sequence[Note]) -> list[dict[str, Any]]:
     """Returns, for each kind of scaling and number of processes, the speed, the efficiency against the fewest
-    processes, the same without communication, and the share of communication in a step."""
+    processes, and the share of communication in a step."""
     points = []
     for kind in ("weak", "strong"):
         launches = {note.name: note for note in notes if kind in note.steps}
@@ -317,29 +318,25 @@ def _point(turns: Turns, base: Note, note: Note, kind: str) -> dict[str, Any]:
     sequences, side, silent = note.steps[kind]["sequences"], f"{note.name} seconds", f"{note.name} {SILENT}"
     work = (sequences / note.processes) / (base.steps[kind]["sequences"] / base.processes)
 
-    def efficiency(of: str) -> dict[str, float]:
-        return {name: round(value * work, 3) for name, value in turns.compute_ratio(f"{base.name} seconds", of).items()}
-
-    point = {
+    ratio = turns.compute_ratio(f"{base.name} seconds", side)
+    communication = 0.0 if note.processes == 1 else None
+    if silent in turns.seconds:
+        communication = round(1 - turns.compute_ratio(silent, side)["median"], 3)
+    return {
         "processes": note.processes,
         "nodes": note.nodes,
         "threads": note.threads,
         "tensor": note.tensor,
         "sequences": int(sequences),
-        "seconds_a_step": turns.summarise_side(side),
         "sequences_per_second": spread([sequences / seconds for seconds in turns.seconds[side]], 1),
-        "efficiency": efficiency(side),
+        "efficiency": {name: round(value * work, 3) for name, value in ratio.items()},
+        "communication": communication,
     }
-    if silent in turns.seconds:
-        communication = round(1 - turns.compute_ratio(silent, side)["median"], 3)
-        return {**point, "ideal": efficiency(silent), "communication": communication}
-    alone = note.processes == 1
-    return {**point, "ideal": point["efficiency"] if alone else None, "communication": 0.0 if alone else None}
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    settings, overrides = read_recipe_command(Scaling, arguments)
+    settings, overrides = read_flags_and_rest(Scaling, arguments, "scaling.py", "measurements")
     name = settings.recipe or Path("bert_base_lamb" if torch.cuda.is_available() else "bert_mini")
     recipe = load_recipe(name, overrides)
     world, console = find_world(os.environ), open_console(soft_wrap=True)

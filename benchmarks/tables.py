@@ -156,12 +156,8 @@ def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
     yield build_table("", [_recipe_row(found["recipe"], each, of_several=len(times) > 1) for each in times])
     if len(times) > 1:
         return
-    one_way = found.get("pairs_left_to_right")
-    rows = [
-        {"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"}
-        | ({"left to right": f"{one_way['phenomena'][name]:.1%}"} if one_way else {})
-        for name, share in sorted(found["pairs"]["phenomena"].items(), key=lambda each: -each[1])
-    ]
+    phenomena = sorted(found["pairs"]["phenomena"].items(), key=lambda each: -each[1])
+    rows = [{"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"} for name, share in phenomena]
     yield build_table("By phenomenon", rows)
 
 
@@ -175,9 +171,8 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
         "minutes": training["minutes"],
         "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
     }
-    for title, pairs in {"BLiMP": "pairs", "BLiMP, left to right": "pairs_left_to_right"}.items():
-        if pairs in found:
-            row[title] = f"{found[pairs]['accuracy']:.1%} ± {found[pairs]['spread']:.1%}"
+    if "pairs" in found:
+        row["BLiMP"] = f"{found['pairs']['accuracy']:.1%} ± {found['pairs']['spread']:.1%}"
     if (task := found.get("stsb")) is not None and task["median"] is not None:
         scores = sorted(score for score in task["runs"].values() if score is not None)
         each = ", ".join(f"{100 * score:.1f}" for score in scores)

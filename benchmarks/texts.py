@@ -84,8 +84,8 @@ def choose_vocabulary() -> Vocabulary:
     return KIND.train(words, DEMO_PIECES, cased=False)
 
 
-def write_demo_task(folder: Path) -> Path:
-    """Writes sentences of the demo corpus in the format of SST-2, with two arbitrary classes; returns the folder of
+def write_demo_task(folder: Path) -> None:
+    """Writes sentences of the demo corpus in the format of SST-2, with two arbitrary classes, below a folder of
     tasks."""
     task = folder / "glue" / "SST-2"
     task.mkdir(parents=True)
@@ -93,4 +93,3 @@ def write_demo_task(folder: Path) -> Path:
     rows = [f"{sentence}\t{number % 2}\n" for number, sentence in enumerate(sentences)]
     for name, some in (("train", rows), ("dev", rows[:64])):
         (task / f"{name}.tsv").write_text("".join(["sentence\tlabel\n", *some]))
-    return folder

@@ -36,7 +36,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate, spread
-from benchmarks.measure import ResultsFile, describe_run, read_gpu_state, run_command
+from benchmarks.measure import ResultsFile, describe_run, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.sides import NoMemoryError, Side, SideSpec, open_sides
 from benchmarks.tables import show_contest
@@ -162,7 +162,6 @@ class ContestRun:
         self._contest, self._bench, self._apart = contest, bench, apart
         self._shape, read = contest.open(bench.shards)
         self._batches = [*map(read, range(WARM_UP + bench.settings.rounds))]
-        self._clocks_before = read_gpu_state(bench.device)
         self._seconds: dict[str, Sequence[float]] = {}
         self._models: dict[str, tuple[Shape, int]] = {}
         """The shape of each side's model, and its largest memory in bytes."""
@@ -196,12 +195,10 @@ class ContestRun:
         for name, (shape, peak) in self._models.items():
             figures = summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling)
             sides[name] = {**figures, "peak_memory_gib": round(peak / 2**30, 2)}
-        clocks = {"before": self._clocks_before, "after": read_gpu_state(self._bench.device)}
         return {
             "sequences": self._contest.sequences,
             "matrix_gflops": round(ceiling / 1e9),
             "mean_length": round(fmean(each for batch in self._batches for each in batch.lengths), 1),
-            **({"gpu": clocks} if self._clocks_before else {}),
             "apart": self._apart,
             "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
@@ -270,7 +267,7 @@ def measure(settings: Throughput, console: Console) -> None:
     )
     bench = Bench(settings, shards, device, dtype, sides, console)
     benchmark = "throughput" if all(each.architecture == ARCHITECTURE for each in given) else "architectures"
-    keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out, device.type == "cuda")
+    keeper = ResultsFile(benchmark, ("torch", "deepspeed", "transformers"), settings.out)
     kept = keeper.earlier.get("contests", {})
     ceilings = {"dtype": name_dtype(dtype), "matrix_gflops": round(matrix / 1e9), "memory_gb": round(memory / 1e9, 1)}
     about = {"dtype": name_dtype(dtype), "vocabulary": vocabulary, **describe_run()}

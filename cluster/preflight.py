@@ -57,7 +57,7 @@ from pretraining.reporting.hardware import measure_flops
 FOLDER = EXCLUDE.parent  # of reports
 STORAGE = {"data", "disk"}
 AGAIN_SECONDS, FEW = 5.0, 3  # pause between checks of storage, and their number while only some nodes miss it
-PATIENCE = 120.0  # seconds after which nodes that do not answer are named; a check has a fourth, and takes seconds
+PATIENCE, LIMIT = 120.0, 30.0  # seconds after which nodes that do not answer are named, and those of a check
 
 
 @dataclass(frozen=True)
@@ -101,17 +101,17 @@ class NodeWatch(Watch):
 
 def inspect_nodes(wanted: Preflight, overrides: Sequence[str], world: World) -> Code:
     """Runs all checks together with the other ranks. Each rank gets all reports, and draws the same conclusions."""
-    start, limit = time.monotonic(), PATIENCE / 4
+    start = time.monotonic()
     torch.set_num_threads(default_threads(world))
     # By gloo, since GPUs may not work.
     connect(world, torch.device("cpu"), PATIENCE, PATIENCE, wanted.out)
     names = gather(os.environ.get("SLURMD_NODENAME") or gethostname())
     report = Health(names[world.rank])
     with NodeWatch(world, names, wanted.out):
-        device = check_rank(report, wanted, overrides, world, limit)
-        reports = recheck_storage(report, wanted, overrides, world, limit)
+        device = check_rank(report, wanted, overrides, world)
+        reports = recheck_storage(report, wanted, overrides, world)
         if compare_reports(reports).is_sound:
-            try_network(report, device, names, limit)
+            try_network(report, device, names)
             reports = gather_reports(report)
         found = compare_reports(reports)
         if world.rank == 0:
@@ -123,9 +123,9 @@ def inspect_nodes(wanted: Preflight, overrides: Sequence[str], world: World) -> 
     return found.code
 
 
-def check_rank(report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float) -> torch.device:
+def check_rank(report: Health, wanted: Preflight, overrides: Sequence[str], world: World) -> torch.device:
     """Checks this rank and its node, on all ranks at the same time; returns the device of this rank."""
-    run, choice = partial(report.run_check, time.monotonic() + limit), peek_device(FORM, wanted.recipe, overrides)
+    run, choice = partial(report.run_check, time.monotonic() + LIMIT), peek_device(FORM, wanted.recipe, overrides)
     if world.local_rank == 0:
         check_storage(report, run, wanted, overrides, world)
     device = run("device", lambda: choose_device(choice, world)) or torch.device("cpu")
@@ -149,9 +149,7 @@ def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequen
     report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
 
 
-def recheck_storage(
-    report: Health, wanted: Preflight, overrides: Sequence[str], world: World, limit: float
-) -> list[Health]:
+def recheck_storage(report: Health, wanted: Preflight, overrides: Sequence[str], world: World) -> list[Health]:
     """Repeats the checks of data and disk while they fail on some nodes: shared storage vanishes and returns for all
     nodes, but not at the same moment. If all nodes have lost it, the job waits. Returns all reports."""
     checks, parted, reports = 0, 0, gather_reports(report)
@@ -164,7 +162,7 @@ def recheck_storage(
         time.sleep(AGAIN_SECONDS)
         if world.local_rank == 0:
             report.faults = {part: text for part, text in report.faults.items() if part not in STORAGE}
-            check_storage(report, partial(report.run_check, time.monotonic() + limit), wanted, overrides, world)
+            check_storage(report, partial(report.run_check, time.monotonic() + LIMIT), wanted, overrides, world)
         reports = gather_reports(report)
     return reports
 
@@ -174,7 +172,7 @@ def gather_reports(own: Health) -> list[Health]:
     return [Health(**report) for report in gather(asdict(own))]
 
 
-def try_network(report: Health, device: torch.device, names: Sequence[str], limit: float) -> None:
+def try_network(report: Health, device: torch.device, names: Sequence[str]) -> None:
     """Exchanges data with other ranks of the node, which may share a model with it, and with neighbouring nodes; then
     joins an all-reduce of all ranks unless an exchange failed.
 
@@ -188,13 +186,13 @@ def try_network(report: Health, device: torch.device, names: Sequence[str], limi
     rounds = [] if alone else [(INSIDE, report.inside, other) for other in health.find_neighbours(names, rank)]
     rounds += [(LINK, report.links, other) for other in health.find_partners(names, rank)]
     for what, speeds, other in rounds:
-        run, speed = partial(report.run_check, time.monotonic() + limit), None
+        run, speed = partial(report.run_check, time.monotonic() + LIMIT), None
         if other is not None:
             speed = run(what, partial(health.exchange, other, device, group)) or 0.0
         speeds.append(speed)
         fine = 0.0 not in gather(speed) and fine
     if fine and len(names) > 1:
-        joined = report.run_check(time.monotonic() + limit, "all-reduce", partial(health.reduce_all, device, group))
+        joined = report.run_check(time.monotonic() + LIMIT, "all-reduce", partial(health.reduce_all, device, group))
         report.all_reduce = joined or report.all_reduce
 
 

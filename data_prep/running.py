@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -68,13 +69,15 @@ class Runner:
     work: WorkFolder
     workers: Workers
     console: Console
+    seconds: dict[str, float] = field(default_factory=dict)
+    """What each step took."""
 
     def run(self, step: Step[Task, Kind], tasks: Callable[[], Iterable[Task]]) -> Records[Kind]:
         """Runs the tasks of a step that are not done yet; returns the records of all in the order of the tasks.
 
         `tasks` makes the tasks anew whenever it is called, so that they are never in memory together.
         """
-        journal = self.work.journal(step.name, step.kind)
+        start, journal = time.perf_counter(), self.work.journal(step.name, step.kind)
         if self.work.is_finished(step.name):
             places = {task: place for task, place, _ in journal.read()}
             if all(task.name in places for task in tasks()):
@@ -96,4 +99,5 @@ class Runner:
                     step.after(task)
                     progress.advance(task.weight)
         self.work.finish(step.name)
+        self.seconds[step.name] = time.perf_counter() - start
         return Records(journal, tuple(places[task.name] for task in tasks()))

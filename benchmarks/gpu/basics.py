@@ -19,13 +19,10 @@ if __name__ == "__main__":
 
 import importlib
 import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from shutil import which
 from typing import Any, Literal
-from xml.etree import ElementTree
 
 import tyro
 from rich.console import Console
@@ -36,7 +33,6 @@ from benchmarks.measure import (
     ROOT,
     describe_environment,
     find_data_folder,
-    read_gpu_state,
     run_command,
     write_results,
 )
@@ -46,17 +42,8 @@ from data_prep.shards import MANIFEST, Manifest
 
 FILES = "wiki/AA/wiki_0*"
 """Real text for the shards: 5 MB, which are 12,000 sequences at 128."""
-MODULES = {"pytest-timeout": "pytest_timeout"}
-"""Modules of packages with another name."""
-PROGRAMS = {
-    "gcc": "Triton needs a C compiler, so that PyTorch's operations stand in for our kernels, and nothing is compiled",
-    "nvidia-smi": "clocks, power and temperature stay unknown",
-}
-"""Optional programs, and what their lack costs. Neither nvcc nor make is needed."""
 STEPS, CONTESTS = 2, {"cpu": "tiny-128-2", "cuda": "mini-128-8"}
 """Steps of smoke, and what they train; the second one shows whether the first has left a valid state."""
-LEAST_MEMORY = 60
-"""GiB of a GPU that the contests need."""
 KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model/test_fused model/test_losses"
 """The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
 
@@ -82,7 +69,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     missing = {}
     for name in (*NEEDED, *PREPARING):
         try:
-            importlib.import_module(MODULES.get(name, name))
+            importlib.import_module(name.replace("-", "_"))
         except Exception as error:  # a broken package counts as missing
             missing[name] = f"{type(error).__name__}: {error}"
     if not missing.keys().isdisjoint(CORE):
@@ -92,17 +79,7 @@ def describe_machine(dry: bool) -> dict[str, Any]:
     if not dry and "gpu" not in found:
         why, cure = explain_absence()
         raise UserError(f"torch {torch.__version__} finds no GPU: {why}\n{cure}, or take make gpu DRY=1")
-    notes = describe_lacks(None if dry else found["gpu_memory_gib"])
-    state = read_gpu_state(None if dry else "cuda")
-    return {**found, "gpus": torch.cuda.device_count(), "gpu_state": state, "notes": notes}
-
-
-def describe_lacks(gpu_memory: float | None) -> list[str]:
-    """Describes optional things that the machine lacks, a line each."""
-    notes = [f"no {name}: {cost}" for name, cost in PROGRAMS.items() if which(name) is None]
-    if gpu_memory is not None and gpu_memory < LEAST_MEMORY:
-        notes.append(f"{gpu_memory:g} GiB: contests of large are for {LEAST_MEMORY}, and have fewer sequences")
-    return notes
+    return {**found, "gpus": torch.cuda.device_count()}
 
 
 def ensure_shards(shards: Path) -> dict[str, Any]:
@@ -148,9 +125,7 @@ def try_all(say: Callable[[str], None]) -> dict[str, Any]:
     for name, (kind, dtype) in ways.items():
         try:
             with open_sides({name: kind}, shape, device, dtype) as sides:
-                seconds = []
-                for step in range(STEPS):
-                    seconds.append(round(sides[name].ask("step", read(step)), 4))
+                seconds = [round(sides[name].ask("step", read(step)), 4) for step in range(STEPS)]
                 loss = sides[name].ask("last_loss")
             found[name] = {"seconds": seconds, "loss": loss}
             found[name] |= {} if loss == loss else {"failed": "the loss is no number"}
@@ -168,24 +143,12 @@ def list_marked_tests(of_kernels: bool) -> list[str]:
     return [str(path) for path in marked if (path in kernels) == of_kernels]
 
 
-def run_tests(of_kernels: bool) -> tuple[int, dict[str, int]]:
-    """Runs tests marked `gpu`; returns pytest's exit code, and the numbers of passed, failed and skipped tests."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        options = ["-m", "gpu", "--verbose", "-rs", f"--junitxml={report}", "-p", "no:cacheprovider"]
-        options += ["--continue-on-collection-errors"]  # a broken file does not stop the others
-        tests = [sys.executable, "-m", "pytest", *options, *list_marked_tests(of_kernels)]
-        code = subprocess.run(tests, cwd=ROOT, check=False).returncode
-        return code, count(report) if report.exists() else {}
-
-
-def count(report: Path) -> dict[str, int]:
-    """Counts passed, failed and skipped tests in a report of pytest."""
-    suites = list(ElementTree.parse(report).getroot().iter("testsuite"))
-    tests, errors, failures, skipped = (
-        sum(int(suite.attrib[name]) for suite in suites) for name in ("tests", "errors", "failures", "skipped")
-    )
-    return {"passed": tests - errors - failures - skipped, "failed": errors + failures, "skipped": skipped}
+def run_tests(of_kernels: bool) -> int:
+    """Runs tests marked `gpu`; returns pytest's exit code."""
+    options = ["-m", "gpu", "--verbose", "-rs", "-p", "no:cacheprovider"]
+    options += ["--continue-on-collection-errors"]  # a broken file does not stop the others
+    tests = [sys.executable, "-m", "pytest", *options, *list_marked_tests(of_kernels)]
+    return subprocess.run(tests, cwd=ROOT, check=False).returncode
 
 
 def do_part(settings: OwnPart, console: Console) -> int:
@@ -199,7 +162,7 @@ def do_part(settings: OwnPart, console: Console) -> int:
         found = try_all(lambda line: console.print(line, markup=False))
         code = 1 if found["failed"] else 0
     else:
-        code, found = run_tests(settings.part == "tests-kernels")
+        code = run_tests(settings.part == "tests-kernels")
     if found and settings.out is not None:
         write_results(settings.out, found)
     console.print("\n".join(f"{name}: {value}" for name, value in found.items()), markup=False)

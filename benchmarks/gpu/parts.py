@@ -1,4 +1,4 @@
-"""The parts of `make gpu` and their goals on one H200, which parts.toml declares."""
+"""The parts of `make gpu` and the figures of each to print, which parts.toml declares."""
 
 from __future__ import annotations
 
@@ -23,64 +23,6 @@ TINY, ROUNDS = "tiny-128-4", "10"
 """The contest of a dry run, so that all sizes are the same command; the rounds of a real one."""
 DATA = Path("build/gpu-shards")
 """Shards of all parts, which are made if they are missing."""
-VOCABULARY, ALIKE = 30_522, 0.1
-"""The vocabulary of goals in pieces a second, and the tolerance for easier data."""
-
-
-class Goal(Section):
-    """A figure that a part measures, and its target."""
-
-    what: str
-    """The figure in words."""
-    figure: str
-    """The keys that lead to it in what the part has measured; `*` is the first key there."""
-    least: float | None = None
-    """The target."""
-    most: float | None = None
-    """The same for a figure that is better if lower. If neither is given, the figure is only printed."""
-    source: str = ""
-    """The source of the target."""
-    length: float | None = None
-    """The mean length of sequences that the goal assumes, with a vocabulary of 30,522."""
-
-    def find(self, measured: Any) -> float | None:
-        """Returns the figure; None where the part has not measured it."""
-        for key in self.figure.split("."):
-            if not isinstance(measured, Mapping):
-                return None
-            measured = next(iter(measured.values()), None) if key == "*" else measured.get(key)
-        return None if measured is None else float(measured)
-
-    @property
-    def target(self) -> str:
-        """The target in words."""
-        if self.least is not None:
-            return f">= {self.least:,.6g}"
-        return "" if self.most is None else f"<= {self.most:.2g}"
-
-    def describe_ease(self, measured: Measurement) -> str:
-        """Describes data that makes the goal easier: shorter sequences, or a smaller vocabulary."""
-        if self.length is None:
-            return ""
-        [contest] = measured["contests"].values()
-        length, words = contest["mean_length"], contest["vocabulary"]
-        told = [f"sequences have {length:g} pieces, not {self.length:g}"] * (length < (1 - ALIKE) * self.length)
-        told += [f"the vocabulary has {words:,}, not {VOCABULARY:,}"] * (words < (1 - ALIKE) * VOCABULARY)
-        return "; ".join(told)
-
-    def judge(self, value: float | None, dry: bool) -> str:
-        """Compares the figure with the target."""
-        wanted = self.least if self.least is not None else self.most
-        if wanted is None:
-            return ""
-        if dry:
-            return "dry: not compared"
-        if value is None:
-            return "not measured"
-        missing = wanted - value if self.least is not None else value - wanted
-        if missing <= 0:
-            return "met"
-        return f"missed by {missing:.3g}" + (f" ({missing / wanted:.0%})" if wanted else "")
 
 
 class GpuPart(Section):
@@ -103,8 +45,9 @@ class GpuPart(Section):
     """Its approximate time on one H200; it is not started if less is left."""
     needs: Words = ()
     """Packages that it needs in addition."""
-    goals: Annotated[tuple[Goal, ...], Field(strict=False)] = ()
-    """Figures, and what they must reach."""
+    figures: dict[str, str] = Field(default_factory=dict)
+    """Figures to print, in words, with the keys that lead to each in what the part has measured; `*` is the first key
+    there."""
 
     def build_command(self, out: Path, dry: bool) -> tuple[str, ...]:
         """Builds the script and its words; with `dry`, the same for a tiny model."""
@@ -142,16 +85,21 @@ def choose(parts: Sequence[GpuPart], names: Sequence[str]) -> list[GpuPart]:
     return find((*names, *FIRST)) if names else list(parts)
 
 
-def format_goals(measured: Measurement, dry: bool) -> list[str]:
-    """Formats a line for each goal: target, figure, and verdict. `measured` has what is known of each part."""
-    lines = [f"{'goal':48} {'wanted':>12} {'measured':>12}"]
+def format_figures(measured: Measurement) -> list[str]:
+    """Formats a line for each figure. `measured` has what is known of each part."""
+    lines = []
     for part in load_parts():
         found = measured.get(part.name, {}).get("measured")
-        for goal in part.goals:
-            value = None if found is None else goal.find(found)
-            shown = "-" if value is None else f"{value:,.6g}"
-            ease = goal.describe_ease(found) if found is not None and not dry else ""
-            told = "; ".join(filter(None, [goal.judge(value, dry), ease]))
-            source = f"  ({goal.source})" if goal.source else ""
-            lines.append(f"{goal.what:48} {goal.target:>12} {shown:>12}  {told}{source}".rstrip())
+        for what, keys in part.figures.items():
+            value = find_figure(found, keys)
+            lines.append(f"{what:56} {'-' if value is None else f'{value:,.6g}':>12}")
     return lines
+
+
+def find_figure(measured: Any, keys: str) -> float | None:
+    """Finds the figure that these keys lead to; None where the part has not measured it."""
+    for key in keys.split("."):
+        if not isinstance(measured, Mapping):
+            return None
+        measured = next(iter(measured.values()), None) if key == "*" else measured.get(key)
+    return None if measured is None else float(measured)

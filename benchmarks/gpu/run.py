@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the parts of `make gpu`, writes the results of each as soon as it ends, and prints which goals were met.
+"""Runs the parts of `make gpu`, writes the results of each as soon as it ends, and prints their figures.
 
     python benchmarks/gpu/run.py --parts tests peer
     python benchmarks/gpu/run.py list
@@ -8,7 +8,7 @@
 Each part is a process with a time limit. `build/gpu/results.json` has the results of all parts, `log.txt` their output;
 the folder that the variable OUT names gets copies after each part. A part that is done is not run again, unless --again
 is given or the GPU, torch or commit has changed. With --until, no part is started that needs more time than is left.
-The exit code is 0 if all parts are done, whatever the goals, 1 if one failed or ran out of time, 75 if some are left
+The exit code is 0 if all parts are done, 1 if one failed or ran out of time, 75 if some are left
 for the next time, 2 for a mistake in the command.
 """
 
@@ -35,7 +35,7 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 
-from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, choose, format_goals, load_parts
+from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, choose, format_figures, load_parts
 from benchmarks.gpu.wheels import hide_packages
 from benchmarks.measure import FORMAT, RESULTS, find_commit, run_command, write_results
 from benchmarks.processes import Child
@@ -44,7 +44,6 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
 BENCHMARKS = Path(__file__).parent.parent
-MEANT_FOR = "H200"
 LIMIT, ENDING = 480.0, 15.0
 """Seconds that a part may take, twice as many as the longest needs; and those before --until that are reserved for
 ending a part and writing its results."""
@@ -225,13 +224,10 @@ class PartRunner:
         return record
 
 
-def summarise(measured: PartResults, runner: PartRunner, dry: bool, say: Callable[[str], None]) -> None:
-    """Prints how the goals were met, and the parts that are not done."""
-    for line in format_goals(measured.parts, dry):
+def summarise(measured: PartResults, runner: PartRunner, say: Callable[[str], None]) -> None:
+    """Prints the figures of all parts, and the parts that are not done."""
+    for line in format_figures(measured.parts):
         say(line)
-    gpu = measured.setup.get("gpu")
-    if gpu and MEANT_FOR not in gpu:
-        say(f"the goals are for one {MEANT_FOR}; this is {gpu}")
     say(f"kept in {measured.path}")
     for name in runner.bad:
         say(f"{name} {measured.parts[name]['ended']}; once more: make gpu PARTS={name}")
@@ -272,7 +268,7 @@ def measure(settings: GpuRun, console: Console) -> int:
 
         runner = PartRunner(settings, measured, say)
         runner.run(chosen)
-        summarise(measured, runner, settings.dry, say)
+        summarise(measured, runner, say)
     measured.copy()
     return Code.MISTAKE if runner.bad else Code.STOPPED if runner.later else Code.DONE
 

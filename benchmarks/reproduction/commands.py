@@ -193,8 +193,7 @@ def find_missing(column: TableColumn) -> str:
 
 def find_lacking(declared: ScaledTable) -> dict[str, str]:
     """Returns the columns whose data is missing, with descriptions."""
-    found = {name: find_missing(column) for name, column in declared.measured.items()}
-    return {name: lacks for name, lacks in found.items() if lacks}
+    return {name: lacks for name, column in declared.measured.items() if (lacks := find_missing(column))}
 
 
 class TableCell(NamedTuple):

@@ -269,10 +269,6 @@ class Comparison(NamedTuple):
     finding: Finding
     why: str
     """The evidence, in words."""
-    interval: list[float] | None = None
-    """The 95% confidence interval of the difference."""
-    p: float | None = None
-    """The p value."""
 
 
 def compute_spread(values: Sequence[float]) -> float | None:
@@ -299,7 +295,7 @@ def compare_samples(first: Sequence[float], second: Sequence[float], within: flo
         why = f"{difference:+.1f}, p = {p:.2g}, {low:+.1f} to {high:+.1f}"
         if p < LEVEL:
             finding = "holds" if difference > 0 else "does not hold"
-    return Comparison(finding, why, [low, high], p)
+    return Comparison(finding, why)
 
 
 def has_signal(base: Sequence[float], fresh: Sequence[float], errors: Sequence[float]) -> bool:

@@ -39,10 +39,9 @@ def num_cores() -> int:
     return cores
 
 
-def room_for_workers(cores: int | None = None, available: int | None = None) -> int:
+def room_for_workers() -> int:
     """Says how many workers there are unless a user says so: one for each core, or as many as memory has room for."""
-    cores = num_cores() if cores is None else cores
-    available = available_memory() if available is None else available
+    cores, available = num_cores(), available_memory()
     return cores if available is None else min(cores, max(1, (available - MAIN_NEED) // NEED))
 
 

@@ -38,6 +38,7 @@ RETRIES = 5  # attempts in a row that may fail without any progress
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before another attempt; they double each time
 TIMEOUT = 60.0  # seconds without a byte after which a connection counts as lost
 CLOSED = "connection closed by the server"
+CURE = "check the network (and what https_proxy says, if there is a proxy)"
 LOST = (socket.gaierror, ConnectionRefusedError, ssl.SSLCertVerificationError)
 OFFLINE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 T = TypeVar("T")
@@ -139,7 +140,6 @@ class Client:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._cure = "check the network (and what https_proxy says, if there is a proxy)"
         self._reached = False  # once a server was reached, a lost network is waited for
 
     def fetch(self, item: Item) -> None:
@@ -187,7 +187,7 @@ class Client:
                 if failures > RETRIES:
                     raise UserError(
                         f"{name}: {error}; gave up after {failures} attempts without progress\n"
-                        f"{self._cure}; the same command continues"
+                        f"{CURE}; the same command continues"
                     ) from None
                 pause = max(min(FIRST_PAUSE * 2 ** max(failures - 1, 0), LONGEST_PAUSE), error.pause)
                 self.console.print(f"{name}: {error}; again in {duration(pause)}")
@@ -220,7 +220,7 @@ class Client:
         reason = getattr(error, "reason", error)
         lost = isinstance(reason, LOST) or getattr(reason, "errno", 0) in OFFLINE
         if lost and not self._reached:
-            return UserError(f"{item.url}: cannot be reached: {reason}\n{self._cure}")
+            return UserError(f"{item.url}: cannot be reached: {reason}\n{CURE}")
         return CutOffError(str(reason) or type(reason).__name__)
 
     def _receive(self, item: Item) -> None:

@@ -11,7 +11,6 @@ import math
 import os
 import shutil
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -62,17 +61,14 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class MeasuringRunner(Runner):
-    """Runs steps and measures their seconds and bytes."""
+    """Runs steps and measures their bytes too."""
 
-    seconds: dict[str, float] = field(default_factory=dict)
     written: dict[str, float] = field(default_factory=dict)
     """Bytes of the files that a step wrote."""
 
     def run(self, step: Step[Task, Kind], tasks: Callable[[], Iterable[Task]]) -> Records[Kind]:
         """Runs the tasks of a step."""
-        start = time.perf_counter()
         records = super().run(step, tasks)
-        self.seconds[step.name] = time.perf_counter() - start
         self.written[step.name] = sum(file.size for record in records for file in record.files)
         return records
 

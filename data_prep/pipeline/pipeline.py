@@ -69,6 +69,11 @@ class Pipeline:
         """The work folder, which is kept until the shards are finished."""
         return WorkFolder(self.folder)
 
+    @cached_property
+    def runner(self) -> Runner:
+        """Runs the steps, and measures what each takes."""
+        return Runner(self.work, self.workers, self.console)
+
     def run(self) -> Manifest:
         """Does what is left to do and returns the manifest."""
         if (self.folder / MANIFEST).exists():
@@ -146,7 +151,7 @@ class Pipeline:
         bundles = sources.make_bundles(self.inputs.files)
         # every task has the settings, in which the names of files may be many
         lean = s.model_copy(update={"docs": (), "origins": ()})
-        steps = Steps(Runner(work, self.workers, self.console), lean)
+        steps = Steps(self.runner, lean)
         documents = steps.read(bundles)
         self._warn_of_changed()
         self._refuse_barren(bundles, documents)

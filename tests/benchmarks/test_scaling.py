@@ -55,7 +55,7 @@ def test_efficiencies_are_those_of_rounds() -> None:
     weak_1, weak_2, strong_1, strong_2 = find_points(notes)
     assert weak_1["efficiency"] == {"median": 1.0, "lowest": 1.0, "highest": 1.0} == strong_1["efficiency"]
     assert weak_2["efficiency"] == {"median": 0.8, "lowest": 0.8, "highest": 0.8}
-    assert (weak_2["ideal"]["median"], weak_2["communication"]) == (1.0, 0.2)
+    assert weak_2["communication"] == 0.2
     assert weak_2["sequences_per_second"] == {"median": 9.6, "lowest": 6.4, "highest": 12.8}
     assert strong_2["efficiency"]["median"] == 0.625  # 2 s by one are 1.6 s by two
     assert strong_2["communication"] == 0.25
@@ -67,7 +67,7 @@ def test_nothing_is_said_of_communication_where_it_was_not_left_out() -> None:
     steps = {kind: {what: step[what] for what in ("sequences", "seconds")} for kind, step in two.steps.items()}
     points = find_points([note(1, (1.0, 0), (2.0, 0)), replace(two, steps=steps)])
     two_alone = [point for point in points if point["processes"] == 2]
-    assert [(point["ideal"], point["communication"]) for point in two_alone] == [(None, None)] * 2
+    assert [point["communication"] for point in two_alone] == [None] * 2
     assert points[0]["communication"] == 0
     assert [row[-1] for row in next(summarise_scaling({"points": points})).rows] == ["0", "–", "0", "–"]
 

@@ -50,7 +50,7 @@ def be_node(words: Sequence[str], faulty: int, fault: Fault) -> None:
     if fault in (die, exchange_nothing):
         shorten_waits(faulty)
     if fault == compute_nothing:
-        preflight.PATIENCE = 24.0
+        preflight.PATIENCE, preflight.LIMIT = 24.0, 6.0
     if int(rank) == faulty:
         fault()
     exit_now(preflight.main(list(words)))
@@ -60,7 +60,7 @@ def shorten_waits(faulty: int) -> None:
     """Waits for ranks and links for seconds, and measures no links of sound nodes, which a busy machine makes slow."""
     watch, try_network, exchange = preflight.NodeWatch, preflight.try_network, health.exchange
     replace(preflight, "NodeWatch", lambda *own: (setattr(preflight, "PATIENCE", 16.0), watch(*own))[1])  # type: ignore[func-returns-value]
-    replace(preflight, "try_network", lambda report, device, names, _: try_network(report, device, names, 1.0))
+    replace(preflight, "try_network", lambda *own: (setattr(preflight, "LIMIT", 1.0), try_network(*own))[1])  # type: ignore[func-returns-value]
     replace(health, "exchange", lambda other, *more: exchange(other, *more) if other == faulty else 1e9)
 
 

@@ -1,4 +1,4 @@
-"""The parts of `make gpu` are commands that their scripts understand, and goals are compared with what they measure."""
+"""The parts of `make gpu` are commands that their scripts understand, and their figures are printed."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ from benchmarks.fine_tuning import FineTuningSpeed
 from benchmarks.gpu import basics, trainer
 from benchmarks.gpu.basics import OwnPart, list_marked_tests
 from benchmarks.gpu.install import NEEDED, PREPARING
-from benchmarks.gpu.parts import DATA, Goal, format_goals, load_parts
+from benchmarks.gpu.parts import DATA, format_figures, load_parts
 from benchmarks.gpu.trainer import TrainerPart, summarise_speed
 from benchmarks.inference import Inference
 from benchmarks.scaling import Scaling
@@ -59,14 +59,6 @@ def test_tests_are_those_of_kernels_or_others() -> None:
     assert not kernels & others
 
 
-def test_what_a_machine_lacks_is_told_in_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(basics, "which", lambda name: None if name == "gcc" else name)
-    [compiler, memory] = basics.describe_lacks(23.6)
-    assert compiler.startswith("no gcc: ")
-    assert memory.startswith("23.6 GiB: ")
-    assert basics.describe_lacks(139.8) == [compiler]
-
-
 def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
     def step(pieces: float, wait: float | None) -> dict[str, float | None]:
         return {"pieces_per_second": pieces, "waiting_for_data": wait, "peak_memory_bytes": 2.0**30}
@@ -75,7 +67,6 @@ def test_the_first_steps_of_a_start_count_for_no_speed() -> None:
     found = summarise_speed(steps)
     assert (found["steps"], found["pieces_per_second"], found["peak_memory_gib"]) == (3, 200, 1.0)
     assert found["waiting_for_data"] == pytest.approx(0.15)
-    assert_refusal("fewer than 4 steps", summarise_speed, steps[:3])
 
 
 @pytest.mark.slow
@@ -83,7 +74,7 @@ def test_a_run_is_killed_and_goes_on(shared: Place, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(trainer, "DATA", shared.data)
     assert trainer.measure(TrainerPart("tiny-32-4", tmp_path / "found.json"), Console(quiet=True)) == 0
     found = json.loads((tmp_path / "found.json").read_text())
-    assert (found["stopped_with"], found["continued_with_step"]) == (75, found["newest_checkpoint"] + 1)
+    assert found["continued_with_step"] == found["newest_checkpoint"] + 1
     assert found["killed_after_step"] >= found["newest_checkpoint"] > 0
     assert found["largest_difference_of_their_losses"] in (None, 0.0), "on a CPU the steps are the same bit for bit"
     assert found["first"]["pieces_per_second"] > 0
@@ -94,70 +85,22 @@ def test_a_machine_without_a_gpu_is_told_so(monkeypatch: pytest.MonkeyPatch) -> 
     assert_refusal(r"torch \S+ finds no GPU: .*\n.*, or take make gpu DRY=1", basics.describe_machine, dry=False)
 
 
-def test_the_ends_of_tests_are_counted(tmp_path: Path) -> None:
-    suite = '<testsuite tests="{}" errors="{}" failures="{}" skipped="{}" />'
-    (tmp_path / "xml").write_text(f"<testsuites>{suite.format(5, 1, 1, 1)}{suite.format(2, 0, 0, 0)}</testsuites>")
-    assert basics.count(tmp_path / "xml") == {"passed": 4, "failed": 2, "skipped": 1}
-
-
-AT_LEAST = Goal(what="speed", figure="speed", least=200)
-AT_MOST = Goal(what="waits", figure="waits", most=0)
-WITHOUT = Goal(what="cost", figure="cost")
-
-
-@pytest.mark.parametrize(
-    ("goal", "value", "said"),
-    [
-        (AT_LEAST, 200, "met"),
-        (AT_LEAST, 150, "missed by 50 (25%)"),
-        (AT_MOST, 0, "met"),
-        (AT_MOST, 3, "missed by 3"),
-        (AT_LEAST, None, "not measured"),
-        (AT_LEAST, float("nan"), "missed by nan"),
-        (WITHOUT, 1.5, ""),
-    ],
-)
-def test_a_figure_is_compared(goal: Goal, value: float | None, said: str) -> None:
-    assert goal.judge(value, dry=False).removesuffix(" (nan%)") == said
-    assert goal.judge(value, dry=True) == ("dry: not compared" if said else "")
-
-
-def line_of(parts: dict[str, Any], what: str) -> str:
-    [line] = [line for line in format_goals(parts, dry=False) if line.startswith(what)]
-    return line
-
-
-def contest(pieces: float, **more: Any) -> dict[str, Any]:
-    """A contest in which we made so many pieces a second, twice as many as transformers."""
-    names = ("real_pieces_per_second", "sequences_per_second", "share_of_ceiling", "seconds_a_step")
-    ours = {name: {"median": pieces} for name in names}
-    ratios = {"transformers, compiled": {"median": 2.0}, "cloze, compiled": {"median": 0.9}}
-    usual = {"mean_length": 110.0, "vocabulary": 30_522, "times_as_fast_as": ratios, "sides": {"cloze": ours}}
-    return {"measured": {"contests": {"large-128": {**usual, **more}}}}
-
-
 def test_the_lines_say_what_was_measured() -> None:
+    ours = {name: {"median": 204_000} for name in ("real_pieces_per_second", "sequences_per_second")}
+    contest = {"mean_length": 110.0, "times_as_fast_as": {"cloze, compiled": {"median": 0.9}}, "sides": {"cloze": ours}}
     parts = {
-        "large-128": contest(204_000),
-        "peer-128": contest(0),
-        "tests-kernels": {"ended": "ran out of time", "measured": {"passed": 40, "failed": 2}},
+        "large-128": {"measured": {"contests": {"large-128": contest}}},
+        "smoke": {"ended": "ran out of time", "measured": {"passed": 7, "failed": 2}},
         "large-512": {"ended": "failed"},
         "inference": {"measured": {"models": {"base": {"1 x 384": {"sides": {"cloze bf16": {"p50_ms": 1.9}}}}}}},
     }
     for what, told in {
-        "large at 128, real pieces/s": ">= 255,000      204,000  missed by 5.1e+04 (20%)",
-        "large at 128, transformers compiled: times": "2  met",
-        "tests of kernels that pass": "40  met",
-        "tests of kernels that fail": "2  missed by 2",
-        "large at 512, real pieces/s": "-  not measured",
-        "base, 1 x 384: milliseconds": "1.9  met",
+        "large at 128, real pieces/s": "204,000",
+        "large at 128, plain: times as fast as compiled": "0.9",
+        "ways to train that work": "7",
+        "large at 512, real pieces/s": "-",
+        "base, 1 x 384: milliseconds": "1.9",
+        "base, 1 x 128: milliseconds": "-",
     }.items():
-        assert told in line_of(parts, what)
-    for what in ("large at 128, transformers: times", "base, 1 x 128: milliseconds"):
-        assert line_of(parts, what).split()[-1] == "-"
-
-
-def test_what_was_easier_than_meant_is_told() -> None:
-    line = line_of({"large-128": contest(300_000, mean_length=40.0, vocabulary=8192)}, "large at 128, real pieces/s")
-    assert "met; sequences have 40 pieces, not 100; the vocabulary has 8,192, not 30,522" in line
-    assert "vocabulary" not in line_of({"large-128": contest(300_000)}, "large at 128, real pieces/s")
+        [line] = [line for line in format_figures(parts) if line.startswith(what)]
+        assert line.split()[-1] == told

@@ -9,6 +9,7 @@ from subprocess import PIPE, Popen
 import pytest
 from conftest import ROOT
 
+from data_prep.common import capacity
 from data_prep.common.capacity import available_memory, room_for_workers
 
 GB = 10**9
@@ -17,8 +18,10 @@ GB = 10**9
 @pytest.mark.parametrize(
     ("cores", "available", "workers"), [(8, 64 * GB, 8), (64, 4 * GB, 10), (8, GB, 1), (8, 0, 1), (1, 0, 1)]
 )
-def test_memory_limits_the_workers(cores: int, available: int, workers: int) -> None:
-    assert room_for_workers(cores=cores, available=available) == workers
+def test_memory_limits_the_workers(cores: int, available: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "num_cores", lambda: cores)
+    monkeypatch.setattr(capacity, "available_memory", lambda: available)
+    assert room_for_workers() == workers
 
 
 def test_what_the_machine_has_is_found(system: Path) -> None:
