@@ -38,7 +38,7 @@ def test_the_longest_text_so_far_is_told(place: Place) -> None:
     assert lengths(out) == (32, 128)
     place.train(run, *POSITIONS, ranks=1)
     assert lengths(run / "export") == (64, 128)
-    assert export.main([str(run / "checkpoints/step-00000001"), "--out", str(out)]) == 0
+    assert export.main([str(run / "checkpoints/step-00000001"), "--out", str(out), "--replace"]) == 0
     assert lengths(out) == (32, 128)
     for name, source in (("from run", run), ("from folder", run / "export")):
         place.train(name, *POSITIONS, "--phases.1.length", "32", "--init", source, ranks=1)
