@@ -3,7 +3,7 @@
 
     python benchmarks/throughput.py
     python benchmarks/throughput.py --contests base-128-32 --rounds 5 --profile build/profile
-    python benchmarks/throughput.py --contests large-128-auto --against "cloze, compiled"
+    python benchmarks/throughput.py --contests large-128-auto --against "cloze, LAMB"
     python benchmarks/throughput.py --contests modern:mini-128-64 --against transformers "cloze, bert"
 
 All sides train on the same batches with real lengths: of --shards, of the text in the folder that CLOZE_DATA names, or
@@ -78,7 +78,6 @@ def build_our_side(**sections: Any) -> SideSpec:
 
 SIDES = {
     OURS: SideSpec(OurTraining),
-    "cloze, compiled": build_our_side(compute=Compute(compile=True)),
     "cloze, deterministic": build_our_side(compute=Compute(deterministic=True)),
     "cloze, own attention": build_our_side(compute=Compute(attention="own")),
     "cloze, LAMB": build_our_side(optimizer=Optimizer(name="lamb")),
@@ -100,7 +99,7 @@ class Throughput:
     contests: tuple[str, ...] = ()
     """[ARCHITECTURE:]SIZE-LENGTH-SEQUENCES each, or -auto for as many sequences as fit (default: by device)."""
     against: tuple[str, ...] = ()
-    """Other sides, such as "cloze, compiled", or "cloze, bert" for BERT of the same layers and width; cloze: none
+    """Other sides, such as "cloze, LAMB", or "cloze, bert" for BERT of the same layers and width; cloze: none
     (default: transformers, if it is installed)."""
     rounds: int = 3
     """Alternating steps of which the median is taken."""

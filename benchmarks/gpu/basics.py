@@ -45,7 +45,7 @@ FILES = "wiki/AA/wiki_0*"
 STEPS, CONTESTS = 2, {"cpu": "tiny-128-2", "cuda": "mini-128-8"}
 """Steps of smoke, and what they train; the second one shows whether the first has left a valid state."""
 KERNELS = "engine/test_gpu model/test_gpu_kernels model/test_gpu_attention model/test_fused model/test_losses"
-"""The tests on which the speed depends: attention, LAMB, waits for the GPU, compilation, our kernels."""
+"""The tests on which the speed depends: attention, LAMB, waits for the GPU, our kernels."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from typing import Any, Literal
 import tyro
 from rich.console import Console
 
-from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, SMOKE, GpuPart, choose, format_figures, load_parts
+from benchmarks.gpu.parts import FIRST, SETUP, SHARDS, GpuPart, choose, format_figures, load_parts
 from benchmarks.gpu.wheels import hide_packages
 from benchmarks.measure import FORMAT, RESULTS, find_commit, run_command, write_results
 from benchmarks.processes import Child
@@ -154,9 +154,7 @@ def build_environment(part: GpuPart, dry: bool) -> dict[str, str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     if not dry:
         return environment
-    environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
-    if part.name != SMOKE:  # compilation is tried in one part only
-        environment["TORCHDYNAMO_DISABLE"] = "1"
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "TORCHDYNAMO_DISABLE": "1"}
     return environment if part.name == SHARDS else hide_packages(environment)  # shards may be made elsewhere
 
 

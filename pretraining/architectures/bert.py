@@ -102,9 +102,9 @@ class Bert(Architecture):
         return LayerMemory(3 * h, 5 * h, 2 * h, 3 * h + 2 * shape.intermediate, 2 * h, (4 * h, 2 * shape.intermediate))
 
     def build(self, shape: Shape) -> tuple[Embeddings, list[nn.Module]]:
-        from pretraining.model.bert import BertEmbeddings, FinalLayer, Layer
+        from pretraining.model.bert import BertEmbeddings, Layer
 
-        return BertEmbeddings(shape), [*(Layer(shape) for _ in range(shape.layers - 1)), FinalLayer(shape)]
+        return BertEmbeddings(shape), [Layer(shape) for _ in range(shape.layers)]
 
     def build_head(self, name: str, shape: Shape, at_once: int | None = None) -> nn.Module:
         from torch import nn

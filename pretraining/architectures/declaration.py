@@ -5,7 +5,7 @@ An architecture defines an encoder: its sizes and settings, its weights and thei
 its form in transformers. A file has an `ARCHITECTURE`, whose class derives from `Architecture`; the file's name is the
 name in recipes (`model.architecture = "bert"`) and checkpoints. Sizes of its own are a dataclass that derives from
 `Shape`, with settings of the same names in a class that derives from `ModelSettings`. A layer is a module that is
-called as `FinalLayer` in `model/bert.py` is. Nothing here loads PyTorch: modules are those of `model/`, which `build`
+called as `Layer` in `model/bert.py` is. Nothing here loads PyTorch: modules are those of `model/`, which `build`
 and its like import.
 """
 

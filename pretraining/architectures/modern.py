@@ -160,11 +160,7 @@ class Modern(Architecture):
         from pretraining.model import modern
 
         sights, last = [self._find_sight(shape, number) for number in range(shape.layers)], shape.layers - 1
-        kinds = [
-            modern.FirstModernLayer,
-            *(modern.GlobalModernLayer if sight.window is None else modern.ModernLayer for sight in sights[1:]),
-        ]
-        layers = [kinds[number](shape, sights[number], number == 0) for number in range(last)]
+        layers = [modern.ModernLayer(shape, sights[number], number == 0) for number in range(last)]
         return modern.ModernEmbeddings(shape), [*layers, modern.FinalModernLayer(shape, sights[last], last == 0)]
 
     def _find_sight(self, shape: Shape, number: int) -> Sight:

@@ -90,8 +90,6 @@ def _find_model_faults(recipe: Recipe) -> Iterator[str]:
                 f"{recipe.base_model or 'model.architecture'} ({kind.title}) they see {SIDES[kind.sees[0]]}; take "
                 f"objective.name = {' or '.join(able)}"
             )
-        if recipe.compute.compile and not objectives.configure_objective(settings).compiles:
-            yield f'compute.compile = true: not with objective.name = "{settings.name}"; take compute.compile = false'
     if model.size not in (None, *kind.sizes):
         return  # so its numbers are not known
     shape = model.shape(vocabulary=1)
@@ -207,11 +205,6 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
         yield 'parallel.device = "cuda": no GPU is found here; take "auto" or "cpu", or look at nvidia-smi'
     if device == "cpu" and recipe.precision.dtype == "fp16":
         yield 'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32", or "auto" for the best that there is'
-    if recipe.compute.compile and parallel.zero == 3:
-        cure = "take parallel.zero = 1 or 2, or compute.compile = false"
-        yield f"compute.compile = true: not with parallel.zero = 3, whose calls cannot be compiled; {cure}"
-    if recipe.compute.attention == "own" and recipe.compute.compile:
-        yield 'compute.attention = "own": is a kernel of ours, not with compute.compile = true; take "auto"'
     if parallel.offload != "none":
         at = f'parallel.offload = "{parallel.offload}"'
         if device == "cpu":
@@ -222,7 +215,7 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
 
 def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
     """Checks what ranks that share a model need, besides its sizes."""
-    parallel, compute, tensor = recipe.parallel, recipe.compute, recipe.parallel.tensor
+    parallel, tensor = recipe.parallel, recipe.parallel.tensor
     if tensor == 1:
         return
     names = [settings.name for settings in recipe.list_objectives()]
@@ -232,7 +225,6 @@ def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:
         and ranks % tensor,
         "not with parallel.zero = 3, which divides the same weights again; take 1 or 2": parallel.zero == 3,
         f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
-        "not with compute.compile = true, which compiles no sums over ranks; take false": compute.compile,
         f'not with the objective "{"".join(second[:1])}", which has a second model; take 1': second,
     }
     yield from (f"parallel.tensor = {tensor}: {fault}" for fault, is_there in wrong.items() if is_there)

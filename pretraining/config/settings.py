@@ -107,9 +107,10 @@ class Parallel(Section):
 class Compute(Section):
     """How the arithmetic is done: affects speed, rounding and the draws of dropout only."""
 
-    removed: ClassVar = {"kernels": Removed("auto", "our kernels compute where they can be compiled")}
-    compile: bool = False
-    """Compile the layers with torch.compile instead of using our own kernels, which are faster on a CPU."""
+    removed: ClassVar = {
+        "kernels": Removed("auto", "our kernels compute where they can be compiled"),
+        "compile": Removed(False, "our own kernels are as fast on GPUs and faster on CPUs"),
+    }
     checkpoint_activations: bool = False
     """Compute the layers again in the backward pass instead of keeping their activations."""
     attention: Literal["auto", "flash", "own"] = "auto"

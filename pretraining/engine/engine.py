@@ -7,7 +7,6 @@ import io
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,11 +48,6 @@ class Engine:
         self._whole_norm: Tensor | None = None
         """The norm of the last gradient without ZeRO; with ZeRO, DeepSpeed has it."""
         keep_compiled("TORCH_EXTENSIONS_DIR", cache_home() / "torch_extensions")  # operations of DeepSpeed's
-        if settings.compute.compile:
-            from torch._inductor.runtime.cache_dir_utils import default_cache_dir  # which takes 3 s to load
-
-            keep_compiled("TORCHINDUCTOR_CACHE_DIR", Path(default_cache_dir()))
-            model.compile_layers()
         self.late_weights = dict(late_weights)
         shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         is_rounded = self.dtype != torch.float32

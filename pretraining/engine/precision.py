@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import platform
-import sysconfig
-from pathlib import Path
 from typing import Literal
 
 import torch
 from torch.utils import deterministic
-from torch.utils._triton import has_triton
 
 from data_prep.common.errors import UserError
 from pretraining import devices
 from pretraining.config.settings import Compute, Dtype, Precision
-from pretraining.model import cpu_kernels, gpu_layouts
+from pretraining.model import gpu_layouts
 
 DTYPES: dict[Dtype, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -53,8 +50,6 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     """Sets how this process computes, before its GPU computes anything; refuses what the GPU does not support."""
     gpu_layouts.choose(compute.attention)
     choose_dtype(precision.dtype, device)
-    if compute.compile:
-        _require_translators(device)
     if device.type != "cuda":
         return  # where results are the same bits anyway
     torch.set_float32_matmul_precision("highest")  # products in fp32 are of all 24 bits, not of TF32's 11
@@ -62,11 +57,3 @@ def set_arithmetic(precision: Precision, compute: Compute, device: torch.device)
     if compute.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # with these buffers it adds up in one order
         deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # we read what we have written
-
-
-def _require_translators(device: torch.device) -> None:
-    """Refuses torch.compile where it lacks a requirement, which it would only notice in the first step."""
-    has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
-    if cpu_kernels.find_compiler() is None or not has_headers or (device.type == "cuda" and not has_triton()):
-        needed = "a C++ compiler (g++), Python.h (python3-dev) and on a GPU Triton that knows it"
-        raise UserError(f"compute.compile = true: needs {needed}; install these, or take compute.compile = false")

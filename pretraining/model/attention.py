@@ -6,7 +6,7 @@
     Grouped    otherwise on a CPU: sequences of similar lengths together, by matrix products and our fused kernels
     Packed     GPU from compute capability 8.0 on, in 16 bits: the flash kernels, which need no padding
     Own        there too, for short sequences: our kernels, whose dropout depends on the example alone
-    Padded     elsewhere, and under torch.compile on a CPU: scaled_dot_product_attention
+    Padded     elsewhere: scaled_dot_product_attention
 
 In some sequences of a batch a piece may see only those before it: they are the first ones, so that each kernel is
 called twice at most.
@@ -38,23 +38,22 @@ def lay_out(
     lengths: tuple[int, ...],
     states: Tensor,
     heads: int,
-    compiled: bool = False,
     one_way: bool = False,
     window: int | None = None,
     first: int = 0,
 ) -> Layout:
     """Chooses the layout for the hidden states, (n, hidden); nothing here waits for a GPU.
 
-    `starts` is (s + 1,) int32; `compiled` says whether the layers run under torch.compile, `one_way` whether a piece
-    sees only itself and those before it; it sees those at a distance of at most `window`, or all. `first`: the
-    number of the first sequences in which a piece sees one way, if in the others it sees both.
+    `starts` is (s + 1,) int32; `one_way` says whether a piece sees only itself and those before it; it sees those at a
+    distance of at most `window`, or all. `first`: the number of the first sequences in which a piece sees one way, if
+    in the others it sees both.
     """
-    if kernels.usable(states) and not compiled:
+    if kernels.usable(states):
         by = ByHeads if can_multiply_heads(states, heads) else Grouped
         return by(starts, lengths, one_way, window, first)
     if not has_flash(states, heads):
         return Padded(starts, max(lengths), len(states), one_way, window, first)
-    if takes_own(states, heads, max(lengths)) and not compiled:
+    if takes_own(states, heads, max(lengths)):
         return Own(starts, max(lengths), len(lengths) if one_way else first, window)
     if 0 < first < len(lengths):
         return PackedTwice(starts, lengths, window, first)

@@ -75,20 +75,12 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One layer of the encoder: attention, then feed-forward."""
+    """One layer of the encoder: attention, then feed-forward, which may compute only some rows."""
 
     def __init__(self, shape: Shape):
         super().__init__()
         self.attention = Attention(shape)
         self.feed_forward = FeedForward(shape)
-
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
-        return self.feed_forward(self.attention(x, layout, dropouts), dropouts.feed_forward)
-
-
-class FinalLayer(Layer):
-    """The last layer, which may compute only some rows after attention. It has a `forward` of its own, so that
-    torch.compile counts its compilations separately."""
 
     def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts, chosen: Tensor | None = None) -> Tensor:
         return self.feed_forward(self.attention(x, layout, dropouts, chosen), dropouts.feed_forward)

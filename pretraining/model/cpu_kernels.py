@@ -52,13 +52,12 @@ def allow(allowed: bool) -> None:
 
 
 def may_use_kernels() -> bool:
-    """Whether kernels of our own may be used here, on any device; never inside torch.compile."""
-    return _allowed and not torch.compiler.is_compiling()
+    """Whether kernels of our own may be used here, on any device."""
+    return _allowed
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether the kernels can compute on this tensor; never inside torch.compile, nor under autocast, which mixes
-    types."""
+    """Whether the kernels can compute on this tensor; never under autocast, which mixes types."""
     if not may_use_kernels() or torch.is_autocast_enabled("cpu"):
         return False
     return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())

@@ -25,10 +25,8 @@ class Dropout:
 
     probability: float
     keys: Tensor
-    """(n,) int32, a key for each row; empty where PyTorch's generator decides. (sites, n) after `make_compilable`"""
+    """(n,) int32, a key for each row; empty where PyTorch's generator decides"""
     site: int = 0
-    columns: Tensor | None = None
-    """(width,) int32, a key for each column, where PyTorch's operations draw the masks: row keys include the site"""
     first_head: int = 0
     """the number among all heads of the first that this rank computes, for the probabilities of attention"""
 
@@ -38,53 +36,20 @@ class Dropout:
         return int(self.probability * 2**32) > 0
 
     def select_site(self, site: int) -> Dropout:
-        """Selects a place of the model, which has masks of its own. Keys that include the site are copied:
-        torch.compile would recompile a layer for another view."""
-        return replace(self, site=site, keys=self.keys if self.columns is None else self.keys[site].clone())
+        """Selects a place of the model, which has masks of its own."""
+        return replace(self, site=site)
 
     def select_rows(self, rows: Tensor) -> Dropout:
         """Selects the keys of some rows."""
-        return replace(self, keys=self.keys[..., rows]) if len(self.keys) else self
+        return replace(self, keys=self.keys[rows]) if len(self.keys) else self
 
     def add_spare_rows(self, rows: int) -> Dropout:
         """Adds keys for `rows` more rows, which belong to no piece."""
         return replace(self, keys=F.pad(self.keys, (0, rows))) if len(self.keys) else self
 
-    def make_compilable(self, sites: int, width: int) -> Dropout:
-        """Prepares the masks of our kernels at `sites` places of the model for layers under torch.compile.
-
-        Inductor's own masks repeat in torch 2.13. The site is part of the keys: as a number of its own it would make
-        torch.compile recompile each layer.
-        """
-        if not (len(self.keys) and self.probability):
-            return self
-        steps = torch.arange(max(sites, width), dtype=torch.int32, device=self.keys.device)
-        keys = _scramble(self.keys ^ _scramble(steps[:sites] + HASH_STEP)[:, None])
-        return replace(self, keys=keys, columns=steps[:width] * HASH_STEP)
-
     @property
     def for_kernels(self) -> Masks:
         return self.keys, self.site + (self.first_head << 32), float(self.probability)
-
-
-HASH_STEP = 0x9E3779B9 - 2**32
-
-
-def _scramble(x: Tensor) -> Tensor:
-    """Hashes int32 as kernels/numbers.h does."""
-    x = (x ^ (x >> 16 & 0xFFFF)) * 0x7FEB352D
-    x = (x ^ (x >> 15 & 0x1FFFF)) * (0x846CA68B - 2**32)
-    return x ^ (x >> 16 & 0xFFFF)
-
-
-def drop_by_torch(x: Tensor, dropout: Dropout) -> Tensor:
-    """Dropout by PyTorch's operations."""
-    if dropout.columns is None:
-        return F.dropout(x, dropout.probability) if dropout.probability else x
-    threshold = int(dropout.probability * 2**32)
-    hashed = _scramble(dropout.columns + dropout.keys[:, None])
-    drops = (hashed ^ -(2**31)) < threshold - 2**31  # the order of unsigned numbers
-    return torch.where(drops, 0.0, x * (1 / (1 - threshold / 2**32)))
 
 
 def make_row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:

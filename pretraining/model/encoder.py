@@ -22,7 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from data_prep.common.errors import UserError
 from pretraining.mesh.mesh import ALONE, Declared, Mesh, Shares, take_shares
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.attention import Padded, lay_out
+from pretraining.model.attention import lay_out
 from pretraining.model.batch import Batch, PretrainingBatch
 from pretraining.model.dropout import Dropout, make_row_keys
 from pretraining.model.fused import find_operations, make_turns
@@ -66,15 +66,6 @@ class Embeddings(nn.Module):
         raise NotImplementedError
 
 
-def require_own_masks(hidden: Dropout, attention: Dropout, layout: Layout) -> None:
-    """Refuses dropout whose masks torch.compile would draw: they repeat in torch 2.13 (pytorch issue 198333)."""
-    if (hidden.probability and hidden.columns is None) or (attention.probability and isinstance(layout, Padded)):
-        raise UserError(
-            "compute.compile = true: not with dropout on this GPU, which lacks the flash kernels or a kernel of ours;\n"
-            "take compute.compile = false, or model.dropout = 0 and model.attention_dropout = 0"
-        )
-
-
 class WeightOfModel(Declared, Protocol):
     """The facts of a declared weight that a model asks for."""
 
@@ -90,9 +81,6 @@ class Trainable(nn.Module):
         self.shape, self.mesh, self.shares = shape, ALONE, Shares()
         self.dropout_seed = 0
         """The seed of dropout masks, which every step of training sets."""
-
-    def compile_layers(self) -> None:
-        """Compiles parts of the model by torch.compile; by default none."""
 
     def declared_weights(self) -> Sequence[WeightOfModel]:
         """Lists the declarations of weights, also of those that it does not have; by default none."""
@@ -134,7 +122,6 @@ class Encoder(Trainable):
         self.architecture, self.recompute = architecture, recompute
         self.embeddings, layers = architecture.build(shape)
         self.layers = nn.ModuleList(layers)
-        self.compiled = False
 
     def declared_weights(self) -> Sequence[WeightOfModel]:
         heads = self.architecture.heads(self.shape).values()
@@ -155,16 +142,6 @@ class Encoder(Trainable):
         words = self.embeddings.word.weight.detach()
         words[max(0, self.shape.vocabulary - self.shares.find_start("embeddings.word.weight", len(words))) :] = 0
         return self
-
-    def compile_layers(self) -> None:
-        """Lets torch.compile compile the layers when they first run; a graph break is an error.
-
-        All layers but the last share a compilation, and so do nearly all batches: evaluation, a single sequence and a
-        single piece have others. There are at most six; torch.compile would stop at eight.
-        """
-        self.compiled = True
-        for layer in self.layers:
-            layer.compile(fullgraph=True, dynamic=True)
 
     def encode(self, batch: Batch, chosen: Tensor | None = None) -> Tensor:
         """Computes the last hidden states of all pieces, (n, H), or of the pieces at the k places `chosen`, (k, H).
@@ -194,12 +171,8 @@ class Encoder(Trainable):
         hidden, attention = self.make_dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
-        if self.compiled:
-            hidden = hidden.make_compilable(SITES * (len(self.layers) + 1), self.shape.hidden)
         layouts = {sight: self._lay_out(batch, x, sight) for sight in dict.fromkeys(map(find_sight, self.layers))}
         layout = next(iter(layouts.values()))
-        if self.compiled and x.is_cuda:
-            require_own_masks(hidden, attention, layout)
         n, spare = len(x), layout.spare_rows(x)
         if spare:
             x = F.pad(x, (0, 0, 0, spare))
@@ -219,7 +192,7 @@ class Encoder(Trainable):
     def _lay_out(self, batch: Batch, x: Tensor, sight: Sight) -> Layout:
         """Chooses the layout for the layers with this sight."""
         shape = self.shape
-        where = (batch.starts, batch.lengths, x, shape.heads, self.compiled)
+        where = (batch.starts, batch.lengths, x, shape.heads)
         layout = lay_out(*where, shape.one_way, sight.window, 0 if shape.one_way else batch.one_way)
         if sight.base is not None:
             size = shape.hidden // shape.heads
@@ -247,8 +220,8 @@ class Encoder(Trainable):
     def make_dropouts(self, batch: Batch) -> tuple[Dropout, Dropout]:
         """Makes the dropouts of hidden states and of the probabilities of attention.
 
-        Our kernels and compiled layers draw masks from keys of rows, so that ranks and devices do not matter. The flash
-        kernels of a GPU draw those of attention from PyTorch's generator, which differs between ranks.
+        Our kernels draw masks from keys of rows, so that ranks and devices do not matter. The flash kernels of a GPU
+        draw those of attention from PyTorch's generator, which differs between ranks.
         """
         shape = self.shape
         hidden, attention = (shape.dropout, shape.attention_dropout) if self.training else (0.0, 0.0)

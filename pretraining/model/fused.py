@@ -17,7 +17,7 @@ from pretraining.mesh.mesh import ALONE, Mesh, sum_over_tensor_ranks
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import cpu_operations
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.dropout import Dropout, drop_by_torch
+from pretraining.model.dropout import Dropout
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
 TAKES_ROWS = "takes_rows"
@@ -87,7 +87,7 @@ def add_and_norm(
     ours = find_operations("add_and_norm", x, dropout.for_kernels)
     if ours:
         return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
-    return F.layer_norm(residual + drop_by_torch(x + bias, dropout), weight.shape, weight, shift, epsilon)
+    return F.layer_norm(residual + F.dropout(x + bias, dropout.probability), weight.shape, weight, shift, epsilon)
 
 
 def add_then_norm(
@@ -104,7 +104,7 @@ def add_then_norm(
     if ours:
         bias, shift = (x.new_zeros(x.shape[1]) if each is None else each for each in (bias, shift))
         return ours.add_then_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
-    total = residual + drop_by_torch(x if bias is None else x + bias, dropout)
+    total = residual + F.dropout(x if bias is None else x + bias, dropout.probability)
     return total, F.layer_norm(total, weight.shape, weight, shift, epsilon)
 
 
@@ -113,7 +113,7 @@ def drop(x: Tensor, dropout: Dropout) -> Tensor:
     if not dropout.probability:
         return x
     ours = find_operations("drop", x, dropout.for_kernels)
-    return ours.drop(x, dropout.for_kernels) if ours else drop_by_torch(x, dropout)
+    return ours.drop(x, dropout.for_kernels) if ours else F.dropout(x, dropout.probability)
 
 
 def embed(word: Tensor, pieces: Tensor, *small: tuple[Tensor, Tensor], mesh: Mesh = ALONE) -> Tensor:

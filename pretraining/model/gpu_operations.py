@@ -48,8 +48,7 @@ _failed = False
 
 
 def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
-    """Whether our kernels can compute this operation on a tensor; never inside torch.compile, nor for dropout without
-    keys of rows."""
+    """Whether our kernels can compute this operation on a tensor; never for dropout without keys of rows."""
     if not (x.is_cuda and may_use_kernels()) or _failed or x.device.index != torch.cuda.current_device():
         return False
     drops = masks is not None and masks[2] > 0
@@ -162,8 +161,7 @@ def attend(sums: Tensor, bias: Tensor | None, heads: int, where: tuple[Tensor, i
 
 
 def takes_products(x: Tensor) -> bool:
-    """Whether matrix products replace slower operations of PyTorch: on a GPU they also add a tensor, and sum many rows.
-    Never inside torch.compile, which fuses such operations itself."""
+    """Whether matrix products replace slower operations of PyTorch: they also add a tensor, and sum many rows."""
     return x.is_cuda and may_use_kernels()
 
 

@@ -69,21 +69,6 @@ class ModernLayer(nn.Module):
         return self.outer(geglu(self.inner(normal))), total
 
 
-class GlobalModernLayer(ModernLayer):
-    """A layer of global attention. It has a `forward` of its own, so that torch.compile counts its compilations
-    separately."""
-
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
-        return super().forward(x, layout, dropouts)
-
-
-class FirstModernLayer(ModernLayer):
-    """The first layer, whose input is a norm already; its compilations are counted separately too."""
-
-    def forward(self, x: Tensor, layout: Layout, dropouts: LayerDropouts) -> Tensor:
-        return super().forward(x, layout, dropouts)
-
-
 class FinalModernLayer(ModernLayer):
     """The last layer, which may compute only some rows after attention, and the norm of its sum."""
 

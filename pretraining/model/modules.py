@@ -15,7 +15,7 @@ from pretraining.model.products import multiply, multiply_and_pass
 
 
 class LayerDropouts(NamedTuple):
-    """The dropouts of a layer, made outside of it: torch.compile would recompile a layer for every number in it."""
+    """The dropouts of a layer."""
 
     attention: Dropout
     """on the probabilities of attention"""

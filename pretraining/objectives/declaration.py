@@ -139,8 +139,6 @@ class Objective(ObjectiveCosts, ObjectiveExports):
     """the name of the sum that is the cross-entropy of the predicted pieces, in nats; None where it predicts none"""
     shift: ClassVar[int] = 0
     """how many places before a masked piece its prediction is read"""
-    compiles: ClassVar[bool] = True
-    """whether torch.compile can compile the layers for its batches"""
     can_be_shared: ClassVar[bool] = True
     """whether ranks can share its model, whose heads then declare their cuts"""
 

@@ -65,7 +65,7 @@ class Hybrid(MaskedPieces):
     settings: HybridSettings
     model_settings = ("causal_share",)
     logits_at_once = 1024
-    shift, named_in_config, compiles = 1, True, False
+    shift, named_in_config = 1, True
     learns = "predicts masked pieces and, in some sequences, every next piece"
     reading = "The logits at a piece predict the next one: for a `[MASK]`, read those at the piece before it."
     tag = "feature-extraction"

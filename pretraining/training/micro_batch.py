@@ -157,8 +157,7 @@ def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequen
 def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int, mesh: Mesh = ALONE) -> None:
     """Computes a micro-batch, forward and backward, on a temporary copy of the model, or of this rank's share of it.
 
-    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step. The copy is not compiled,
-    which would take minutes; compiled layers need less memory.
+    The copy's weights and gradients stand for the buffers that DeepSpeed fills within a step.
     """
     objective = find_objective(heaviest.shape)
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)

@@ -218,8 +218,6 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     states = torch.empty(1, shape.hidden, dtype=engine.dtype, device=context.device)
     if note := note_choice(states, shape.heads, max(phase.length for phase in recipe.phases)):
         say(note)
-    if recipe.compute.compile:
-        say("the first step compiles the layers, which takes minutes")
     if latest is not None:
         branch, step = latest.run.branch, latest.record.step
         is_begin = branch is not None and branch.step == step

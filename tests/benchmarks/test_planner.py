@@ -121,4 +121,4 @@ def test_a_fault_is_told_with_its_cure(words: str) -> None:
 
 
 def test_a_stage_that_the_recipe_cannot_have_is_no_cure() -> None:
-    assert "--parallel.zero 3" not in fault(*HUGE.split(), "--gpu", "a100-40", "--compute.compile", "true")
+    assert "--parallel.zero 3" not in fault(*HUGE.split(), "--gpu", "a100-40", "--parallel.tensor", "2")

@@ -105,11 +105,3 @@ def test_any_number_of_ranks_scores_the_same(runs: Runs) -> None:
         assert (ours["step"], ours["scored_examples"]) == (theirs["step"], theirs["scored_examples"])
         assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
         assert ours["next_accuracy"] == pytest.approx(theirs["next_accuracy"], abs=1.5 / 25)
-
-
-@pytest.mark.slow
-def test_compiled_layers_train_to_the_same_losses(runs: Runs, place: Place) -> None:
-    for zero in ("0", "2"):
-        compiled = [*NO_DROPOUT, "--parallel.zero", zero, "--compute.compile", "true"]
-        place.train(zero, *compiled, ranks=1, seconds=350)
-        assert_same_curve(place.folder / zero, runs["1 without dropout"], 1e-4)

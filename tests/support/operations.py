@@ -121,5 +121,4 @@ def keys_of(rows: int, draw: int = 0) -> Tensor:
 
 def place(dropout: Dropout, device: torch.device) -> Dropout:
     """The same dropout on a device."""
-    columns = None if dropout.columns is None else dropout.columns.to(device)
-    return replace(dropout, keys=dropout.keys.to(device), columns=columns)
+    return replace(dropout, keys=dropout.keys.to(device))

@@ -76,11 +76,8 @@ def is_named(fault: str, expected: str) -> bool:
         ("--parallel.offload optimizer --parallel.device cpu", '--parallel.offload = …: a CPU … take "none"'),
         ("--precision.tf32 true", "--precision.tf32 = true: is no setting any more, and always false: …"),
         ("--data.allow_other", "--data = …: is no setting any more, and always allow_other = false: …"),
-        ("--compute.attention own --compute.compile true", '--compute.attention = "own": … take "auto"'),
-        ("--compute.compile true --parallel.zero 3", "--compute.compile = true: … take parallel.zero = 1 or 2, or …"),
         # what ranks cannot share
         ("--parallel.tensor 2 --parallel.zero 3", "--parallel.tensor = 2: not with parallel.zero = 3, …"),
-        ("--parallel.tensor 2 --compute.compile true", "--parallel.tensor = 2: not with compute.compile = true, …"),
         ("--parallel.tensor 2 --model.heads 1", "--parallel.tensor = 2: does not divide model.heads = 1; take 1"),
         (f"--parallel.tensor 2 {ELECTRA}", '--parallel.tensor = 2: not with the objective "rtd", …'),
         # DeepSpeed's own

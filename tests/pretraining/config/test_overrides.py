@@ -28,12 +28,12 @@ def plain(tmp_path: Path) -> Path:
 
 def test_overrides_change_what_they_name(plain: Path) -> None:
     """Dashes do for underscores, and whole numbers may have an exponent."""
-    words = "--phases.0.steps 1e3 --model.size=mini --compute.compile --phases.1.learning_rate 2e-4 --parallel.zero 2"
-    more = "--seed 7 --phases.0.micro-batch 32 --deepspeed.zero_optimization.reduce_bucket_size 1e6"
+    words = "--phases.0.steps 1e3 --model.size=mini --compute.deterministic --phases.1.learning_rate 2e-4"
+    more = "--parallel.zero 2 --seed 7 --phases.0.micro-batch 32 --deepspeed.zero_optimization.reduce_bucket_size 1e6"
     recipe = load_recipe(plain, [*words.split(), *more.split(), "--deepspeed.wall_clock_breakdown"])
     first, second = recipe.phases
     assert (first.steps, first.micro_batch, first.warmup, second.learning_rate) == (1000, 32, 0.1, 2e-4)
-    assert (recipe.model.size, recipe.compute.compile, recipe.parallel.zero, recipe.seed) == ("mini", True, 2, 7)
+    assert (recipe.model.size, recipe.compute.deterministic, recipe.parallel.zero, recipe.seed) == ("mini", True, 2, 7)
     assert recipe.deepspeed == {"wall_clock_breakdown": True, "zero_optimization": {"reduce_bucket_size": 1e6}}
 
 
@@ -73,7 +73,7 @@ AFTER = "after validation, not 3"  # pydantic's words
         ("--phases.0.name 512", '--phases.0.name = 512: a text is needed, in quotes: "…"'),
         ("--model.dropout 1", "--model.dropout = 1: should be less than 1"),
         ("--parallel.zero --seed 3", "--parallel.zero = true: should be a valid integer"),
-        ("--compute.compile maybe", '--compute.compile = "maybe": should be a valid boolean'),
+        ("--compute.deterministic maybe", '--compute.deterministic = "maybe": should be a valid boolean'),
         ("--optimizer.name sgd", "--optimizer.name = \"sgd\": should be 'adamw', 'lamb' or 'muon'"),
         ("--optimizer.betas [0.9]", "--optimizer.betas.1: is missing"),
         ("--optimizer.betas 0.9", "--optimizer.betas = 0.9: a list is needed"),

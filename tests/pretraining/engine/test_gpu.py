@@ -14,9 +14,8 @@ from support import engine_steps
 from support.attention import inputs
 from support.operations import NONE
 from support.optimizer_reference import NVIDIA, error, make_engine, reference, run_engine
-from support.pretraining_reference import SMALL, gradients, mean_loss, random_batch
+from support.pretraining_reference import SMALL, mean_loss, random_batch
 from torch import Tensor
-from torch._dynamo.utils import counters
 
 from data_prep.common.launchers import World
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -112,27 +111,6 @@ def test_the_host_never_waits_for_the_gpu(dtype: torch.dtype, recompute: bool) -
             mean_loss(model, batch.to("cuda")).backward()
         finally:
             torch.cuda.set_sync_debug_mode("default")
-
-
-def test_layers_share_a_translation() -> None:
-    """By the backend that training uses, in several sizes; and they compute and drop what they do without. The last
-    layer has a translation of its own."""
-    needs_flash()
-    torch._dynamo.reset()
-    counters.clear()
-    shape = replace(SHAPE, layers=3, dropout=0.3, attention_dropout=0.0)
-    plain, other = (build_model(shape).initialize(1).cuda().bfloat16() for _ in range(2))
-    other.compile_layers()
-    for lengths in (LENGTHS, [9, 8], [96] * 5):
-        batch = random_batch(lengths, shape.vocabulary).to("cuda")
-        losses = [mean_loss(model, batch) for model in (plain, other)]
-        assert losses[1].item() == pytest.approx(losses[0].item(), rel=1e-2)
-        for loss in losses:
-            loss.backward()
-    assert counters["stats"]["unique_graphs"] == 2
-    for name, wanted in gradients(plain).items():
-        distance = (gradients(other)[name] - wanted).float().norm() / wanted.float().norm().clamp(min=1e-3)
-        assert float(distance) < 0.05, name
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])

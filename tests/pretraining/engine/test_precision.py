@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,9 +19,7 @@ from data_prep.common.launchers import World
 from pretraining import devices
 from pretraining.config.settings import Compute, Precision
 from pretraining.devices import explain_absence, explain_unused, has_flash
-from pretraining.engine import precision as arithmetic
 from pretraining.engine.precision import choose_dtype, explain_slowness, set_arithmetic
-from pretraining.model import cpu_kernels
 from pretraining.processes.group import choose_device
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -38,7 +35,6 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
     torch.set_float32_matmul_precision("highest")
     deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
-    cpu_kernels.allow(True)
 
 
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
@@ -48,7 +44,7 @@ T4, H200 = ("Tesla T4", (7, 5)), ("H200", (9, 0))
 def pretend_gpu(
     monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int], code: Sequence[str] = CUDA_13
 ) -> None:
-    """A GPU that this PyTorch has such code for, and no Triton."""
+    """A GPU that this PyTorch has such code for."""
     monkeypatch.setattr(torch, "__version__", "2.13.0+cu130")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -56,7 +52,6 @@ def pretend_gpu(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: code)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: capability >= (8, 0))
-    monkeypatch.setattr(arithmetic, "has_triton", lambda: False)
 
 
 @pytest.fixture
@@ -90,34 +85,18 @@ def test_gpus_compute_in_the_best_type_that_they_have(gpu: Any, auto: torch.dtyp
     assert choose_dtype("auto", GPU) == auto
 
 
-COMPILE = Compute(compile=True)
-NO_COMPILER, NO_HEADERS = (cpu_kernels, "find_compiler", None), (sysconfig, "get_path", "/nowhere")
-"""What a machine lacks; the second as on Debian."""
-
-
 @pytest.mark.parametrize(
-    ("gpu", "device", "wanted", "lacks", "message"),
+    ("gpu", "device", "dtype", "message"),
     [
-        (H200, CPU, Precision(dtype="fp16"), None, r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
-        (T4, GPU, Precision(dtype="bf16"), None, r'"bf16": Tesla T4 has none; take "fp16" or "auto"'),
-        (H200, GPU, COMPILE, None, r"compute.compile = true: needs .* on a GPU Triton that knows it"),
-        (H200, CPU, COMPILE, NO_COMPILER, r"compute.compile = true: needs a C\+\+ compiler \(g\+\+\)"),
-        (H200, CPU, COMPILE, NO_HEADERS, r"Python.h \(python3-dev\)"),
+        (H200, CPU, "fp16", r'precision.dtype = "fp16": not on a CPU; take "bf16", "fp32"'),
+        (T4, GPU, "bf16", r'"bf16": Tesla T4 has none; take "fp16" or "auto"'),
     ],
 )
-def test_what_a_device_or_machine_has_not_is_refused(
-    gpu: Any, device: torch.device, wanted: Precision | Compute, lacks: Any, message: str, monkeypatch: Any
+def test_what_a_device_has_not_is_refused(
+    gpu: Any, device: torch.device, dtype: Any, message: str, monkeypatch: Any
 ) -> None:
     pretend_gpu(monkeypatch, *gpu)
-    if lacks:
-        monkeypatch.setattr(*lacks[:2], lambda *_: lacks[2])
-    both = (Precision(), wanted) if isinstance(wanted, Compute) else (wanted, Compute())
-    assert_refusal(message, set_arithmetic, *both, device)
-
-
-def test_compiling_leaves_our_kernels_to_what_is_not_compiled() -> None:
-    set_arithmetic(Precision(), Compute(compile=True), CPU)
-    assert cpu_kernels.usable(torch.zeros(1))
+    assert_refusal(message, set_arithmetic, Precision(dtype=dtype), Compute(), device)
 
 
 @pytest.mark.usefixtures("gpu")

@@ -62,9 +62,9 @@ def test_geglu(way: str, rows: int, width: int, scale: float) -> None:
 
 
 def make_masked(way: str, probability: float, rows: int, width: int) -> tuple[Dropout, Tensor]:
-    """Dropout by keys of rows, and its mask. PyTorch's operations draw it where they are prepared for torch.compile."""
+    """Dropout by keys of rows, and its mask, which PyTorch draws by its generator."""
     dropout = Dropout(probability, keys_of(rows), site=7)
-    dropout = dropout.make_compilable(8, width).select_site(7) if way == "torch" and probability else dropout
+    torch.manual_seed(7)
     with compute_by(way) as device:
         return dropout, drop(torch.ones(rows, width, device=device), place(dropout, device)).cpu()
 
@@ -77,6 +77,7 @@ def test_the_norm_of_a_sum(way: str, rows: int, width: int, probability: float) 
     dropout, mask = make_masked(way, probability, rows, width)
 
     def ours(x: Tensor, *others: Tensor) -> Tensor:
+        torch.manual_seed(7)
         return add_and_norm(x * 1, *others, 1e-6, place(dropout, x.device))  # type: ignore[call-arg, arg-type]
 
     def by_torch(x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
@@ -101,6 +102,7 @@ def test_two_norms_of_a_sum_that_goes_on(way: str, biased: bool, probability: fl
         return (normed, total, operation(normed.sin() * other, None, total, weight, shift)[1])
 
     def ours(x: Tensor, *others: Tensor) -> Any:
+        torch.manual_seed(7)
         return add_then_norm(x, *others, 1e-5, place(dropout, x.device))  # type: ignore[call-arg, arg-type]
 
     def by_torch(x: Tensor, bias: Tensor | None, residual: Tensor, weight: Tensor, shift: Tensor | None) -> Any:
@@ -281,20 +283,3 @@ def test_where_autocast_mixes_types_pytorch_computes() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         found = gelu(x.clone(), bias)
     torch.testing.assert_close(found.float(), F.gelu(x.float() + bias), rtol=0.02, atol=0.02)
-
-
-@pytest.mark.slow
-def test_a_block_compiles_as_a_whole() -> None:
-    """Norm before the block, rotary positions and a gate, by PyTorch's operations, which torch.compile fuses."""
-    inputs = tensors(8, (20, 96), (96,), (20, 96))
-    turns, positions = make_turns(10_000.0, 16, 20, CPU), torch.arange(20)
-    dropout = Dropout(0.3, keys_of(20))
-
-    def block(dropout: Dropout, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        total, normed = add_then_norm(x * 1, None, residual, weight, None, 1e-5, dropout)
-        turned = rotate(gelu(normed * 1, None, tanh=True), positions, turns, 2)
-        return geglu(torch.cat([turned, total], 1))
-
-    compiled = torch.compile(block, backend="eager", fullgraph=True, dynamic=True)
-    found = results("kernels", partial(compiled, dropout.make_compilable(2, 96).select_site(0)), inputs)
-    same(found, results("kernels", partial(block, dropout), inputs), 1e-5)

@@ -165,24 +165,23 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_a_gpu")
 @pytest.mark.parametrize(
-    ("choice", "length", "size", "compiled", "layout"),
+    ("choice", "length", "size", "layout"),
     [
-        ("own", 512, 64, False, Own),
-        ("own", 513, 64, False, Packed),
-        ("own", 512, 96, False, Packed),
-        ("own", 512, 64, True, Packed),
-        ("auto", 1, 64, False, Packed),
-        ("flash", 1, 64, False, Packed),
+        ("own", 512, 64, Own),
+        ("own", 513, 64, Packed),
+        ("own", 512, 96, Packed),
+        ("auto", 1, 64, Packed),
+        ("flash", 1, 64, Packed),
     ],
 )
 def test_it_attends_where_it_is_asked_for_and_can(
-    choice: str, length: int, size: int, compiled: bool, layout: type, monkeypatch: pytest.MonkeyPatch
+    choice: str, length: int, size: int, layout: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_layouts, "_choice", choice)
     starts, states = torch.tensor([0, length], dtype=torch.int32), torch.empty(length, 2 * size).bfloat16()
-    assert type(lay_out(starts, (length,), states, 2, compiled)) is layout
+    assert type(lay_out(starts, (length,), states, 2)) is layout
     monkeypatch.setattr(gpu, "usable", lambda *_: False)
-    assert type(lay_out(starts, (length,), states, 2, compiled)) is Packed
+    assert type(lay_out(starts, (length,), states, 2)) is Packed
 
 
 @pytest.mark.usefixtures("on_a_gpu")
