@@ -113,9 +113,9 @@ TABLES := build/gpu-tables
 TEXT = $(or $(CLOZE_DATA),data)
 gpu-tables: build/gpu-venv/installed $(TABLES)/data.tar.xz
 	test -d $(TABLES)/data || build/gpu-venv/bin/python -m tarfile -e $(TABLES)/data.tar.xz $(TABLES)
-	CLOZE_DATA=$(TABLES)/data timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 60) \
+	CLOZE_DATA=$(TABLES)/data timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 59) \
 	  build/gpu-venv/bin/python benchmarks/reproduce.py table5 --scale gpu --out $(TABLES)/made || test $$? = 124
-	$(if $(OUT),mkdir -p $(OUT) && cp $(TABLES)/made/table5-gpu*.json $(OUT))
+	$(if $(OUT),mkdir -p $(OUT) && cp $(TABLES)/made/table5-gpu*.json $(OUT) || true)
 
 gpu-text: .venv/installed-dev
 	rm -rf $(TABLES)/data

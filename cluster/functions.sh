@@ -47,7 +47,8 @@ tell_removed() {
     [TRIES]='another sbatch' [END_SECONDS]='a constant' [WATCH_SECONDS]='a constant' [SCALING]='runs/scaling-JOB'
     [MODEL]='the word --model' [RECIPE]='the word --recipe' [ROUNDS]='the word --rounds' [SCORES]='the word --out'
     [SEEDS]='the word --seeds' [TABLES]='the word --out' [TASKS]='the word --task' [TEXT]='the word --docs'
-    [RUN]='the word --out, to fine-tune --model' [SHARDS]='the word --data, to prepare --out')
+    [RUN]='the word --out, to fine-tune --model' [SHARDS]='the word --data, to prepare --out'
+    [SHARES]='the word --share I/N, or an array 1-N')
   for name in "${!instead[@]}"; do
     value=CLOZE_$name
     value=${!value:-}
@@ -65,6 +66,7 @@ prepare_job() {
   for name in ${given[@]+"${given[@]}"}; do export "${name?}"; done
   tell_removed
   CLOZE_STORAGE_SECONDS=${CLOZE_STORAGE_SECONDS:-300}
+  check_number CLOZE_STORAGE_SECONDS "$CLOZE_STORAGE_SECONDS"
   export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
   job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID}}
   job=${job:-$SLURM_JOB_ID}
@@ -79,7 +81,8 @@ prepare_job() {
   find_python
 }
 
-# Takes the option `$2` out of `words`, those of a script, and puts its values into the variable `$1`; without it, the values `$3…`.
+# Takes the option `$2` out of `words`, those of a script, and puts its value into the variable `$1`; without it, the values
+# `$3…`. `--docs` and `--task` have all values up to the next option.
 take() {
   local -n into=$1
   local word inside='' rest=()
@@ -89,12 +92,18 @@ take() {
       "$2") into=() inside=1 ;;
       "$2="*) into=("${word#*=}") inside='' ;;
       --*) inside='' rest+=("$word") ;;
-      *) if [[ -n $inside ]]; then into+=("$word"); else rest+=("$word"); fi ;;
+      *)
+        if [[ -n $inside ]]; then into+=("$word"); else rest+=("$word"); fi
+        [[ $2 == --docs || $2 == --task ]] || inside=''
+        ;;
     esac
   done
   ((${#into[@]})) || refuse "$2: give a value"
   words=(${rest[@]+"${rest[@]}"})
 }
+
+# Refuses a value of `$1` that is no whole number above 0.
+check_number() { [[ $2 =~ ^[1-9][0-9]*$ ]] || refuse "$1=$2: give a whole number above 0"; }
 
 # Removes variables of the job's options on tasks and memory that conflict with the options of our srun.
 settle_options() {
@@ -347,17 +356,20 @@ stage() {
 
 # Makes shards of text in an MPI rank for each processor of the job; words go to shard.py.
 prepare() {
-  local words=("$@") text shards notes now left limit='' ranks
-  take text --docs wiki
-  [[ ${#text[@]} -gt 1 || -e ${text[0]} ]] || refuse "--docs ${text[0]}: no such file or folder"
-  take shards --out "data/$(basename "${text[0]}")"
+  local words=("$@") text=() shards notes now left limit='' ranks docs=()
+  [[ " $* " == *' --from '* && " $* " != *' --docs'* ]] || take text --docs wiki
+  ((${#text[@]} == 0)) || docs=(--docs "${text[@]}")
+  [[ ${#text[@]} != 1 || ${text[0]} == demo || ${text[0]} == *[=*?]* || -e ${text[0]} ]] ||
+    refuse "--docs ${text[0]}: no such file or folder"
+  [[ ${#text[@]} == 1 || " $* " == *' --out'* ]] || refuse "name the folder of the shards: --out"
+  take shards --out "data/$(basename "${text[0]-}")"
   notes=$(dirname "$shards")/.jobs/$(basename "$shards") # shard.py wants its folder for itself
-  say "text ${text[*]}, shards $shards, on $SLURM_JOB_NODELIST"
+  say "text ${text[*]-}, shards $shards, on $SLURM_JOB_NODELIST"
   begin_in "$notes" '.*' "$shards"
   printf -v now '%(%s)T' -1
   left=$((${SLURM_JOB_END_TIME:-0} - now - 60))
   if [[ -n $SLURM_JOB_END_TIME ]]; then limit="timeout --signal=TERM $((left > 1 ? left : 1))"; fi
-  ranks=$(wanted_ranks) words=(--docs "${text[@]}" --out "$shards" ${words[@]+"${words[@]}"})
+  ranks=$(wanted_ranks) words=(${docs[@]+"${docs[@]}"} --out "$shards" ${words[@]+"${words[@]}"})
   mpi=${SLURM_MPI_TYPE:-pmix} run_step "${ranks:-$(processors_per_node)}" "${python[@]}" data_prep/shard.py "${words[@]}"
   end_in "$notes"
 }
@@ -395,6 +407,7 @@ pretrain() {
 scale() {
   local words=("$@") folder=runs/scaling-$SLURM_JOB_ID ranks counts=() nodes round rounds
   take rounds --rounds 3
+  check_number --rounds "$rounds"
   words=(benchmarks/scaling.py --notes "$folder/notes.jsonl" ${words[@]+"${words[@]}"})
   mkdir -p "$folder" || refuse "$folder: cannot be made"
   rm -f "$folder/notes.jsonl" # of an earlier start, whose rounds did not alternate with these
@@ -416,7 +429,7 @@ reproduce() {
   local words=("$@") folder notes share=()
   take folder --out runs/tables
   notes=$folder/jobs/$(tr -c 'A-Za-z0-9\n' - <<<"${words[*]-}")${SLURM_ARRAY_TASK_ID:-}
-  if [[ -n ${SLURM_ARRAY_TASK_ID:-} ]]; then share=(--share "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_MAX"); fi
+  if [[ -n ${SLURM_ARRAY_TASK_ID:-} && "${words[*]-}" != *--share* ]]; then share=(--share "$SLURM_ARRAY_TASK_ID/$SLURM_ARRAY_TASK_MAX"); fi
   say "tables in $folder, ${share[*]:-all that is left}"
   begin_in "$notes" '.*(step-[0-9]+|[a-z0-9-]+\.json)' "$folder"
   words=(--out "$folder" ${share[@]+"${share[@]}"} ${words[@]+"${words[@]}"})

@@ -21,6 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import absence, open_at_once, read_table
 from data_prep.common.locks import LOCK, find_deserter
 from data_prep.common.progress import duration
+from data_prep.common.reading import leave_out_removed
 from data_prep.common.toml_text import read_toml
 from finetuning.results import BEGUN, RESULTS
 from pretraining.checkpoint.record import RECIPE, RECORD, list_finished, parse_step
@@ -307,7 +308,7 @@ def read_or(default: Value, read: Callable[[], Value]) -> Value:
 def read_recipe(path: Path) -> Recipe:
     """Reads the recipe of a run."""
     with open(path, encoding="utf-8", opener=open_at_once) as file:
-        return Recipe.model_validate(read_toml(file.read()))
+        return Recipe.model_validate(leave_out_removed(Recipe, read_toml(file.read()))[0])
 
 
 def read_end(path: Path, started: float) -> dict[str, Any] | None:

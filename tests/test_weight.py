@@ -8,9 +8,9 @@ import pytest
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 34_560, 32_628
+MOST_PRODUCT, MOST_TESTS = 34_584, 32_660
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
-OTHER_LINES = {("*.cpp", "*.h"): 2_081, ("*.sh", "*.slurm"): 742, ("*.html", "*.jinja"): 319}
+OTHER_LINES = {("*.cpp", "*.h"): 2_081, ("*.sh", "*.slurm"): 755, ("*.html", "*.jinja"): 319}
 """Lines of the product in other languages at most, by the names of their files."""
 
 

@@ -18,7 +18,7 @@ import tyro
 from pydantic import BaseModel
 
 from data_prep.common.errors import UserError
-from data_prep.common.sections import Removed
+from data_prep.common.sections import Removed, tell_removed
 
 ARGUMENTS = "Arguments"
 MARGIN, WIDEST = 24, 100
@@ -100,17 +100,15 @@ def drop_removed(removed: Mapping[str, Removed], arguments: Sequence[str]) -> li
         if gone is None:
             rest.append(name + equals + value)
             continue
-        while not equals and words and not words[0].startswith("--"):
-            value = f"{value} {words.pop(0)}".lstrip()
+        may_take = 0 if equals else gone.count_words()
+        if isinstance(gone.value, bool) and words and words[0].lower() not in ("true", "false"):
+            may_take = 0
+        while may_take and words and not words[0].startswith("--"):
+            value, may_take = f"{value} {words.pop(0)}".lstrip(), may_take - 1
         if not gone.allows(value or True):
             raise UserError(f"{name} {value}".rstrip() + f": {gone.explain()}")
         tell_removed(f"{name} {value}".rstrip())
     return rest
-
-
-def tell_removed(said: str) -> None:
-    """Says in a line that a setting with this value is none any more."""
-    print(f"{said}: is no setting any more, and always so", file=sys.stderr)
 
 
 class _Flag(NamedTuple):

@@ -1,6 +1,6 @@
 """Reads TOML files of settings, whose values can be given anew on the command line by their dotted names.
 
-    --optimizer.clip 0.5 --phases.0.steps=100 --compute.compile --objective.last_rate=
+    --optimizer.clip 0.5 --phases.0.steps=100 --compute.deterministic --objective.last_rate=
 
 An empty value leaves out what the file says, so that the default counts. What is wrong with a file and with the command
 line is told at once, each fault with its place and with the name that was probably meant. tyro reads the flags of
@@ -13,9 +13,9 @@ from __future__ import annotations
 import difflib
 import operator
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -24,7 +24,7 @@ from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from data_prep.common.sections import InsteadOf, Section, ShortFlag, find_facts
+from data_prep.common.sections import InsteadOf, Removed, Section, ShortFlag, find_facts, tell_removed
 from data_prep.common.toml_text import Key, dotted, read_toml, show_value
 
 Settings = TypeVar("Settings", bound=Section)
@@ -89,8 +89,9 @@ def read_settings(
     raw = read_file(form, path)
     given, faults = parse_overrides(overrides)
     faults += put_overrides(form, raw, given)
-    for said in _list_dropped(form.settings, raw):
-        print(f"{said}: is no setting any more, and always so", file=sys.stderr)
+    for key, value, gone in list_removed(form.settings, raw):
+        if gone.allows(value):
+            tell_removed(f"{dotted(key)} = {show_value(value)}")
     wrong, settings = add(raw), None
     try:
         settings = form.settings.model_validate(raw)
@@ -242,16 +243,29 @@ def explain(error: Mapping[str, Any], settings: type[Section]) -> str:
     return f" = {show_value(error['input'])}: {needed}"
 
 
-def _list_dropped(settings: type[Section], raw: Mapping[str, Any], above: Key = ()) -> Iterator[str]:
-    """Lists what a file and flags say of settings that there were once, where it is what counts now."""
+def list_removed(
+    settings: type[Section], raw: Mapping[str, Any], above: Key = ()
+) -> Iterator[tuple[Key, Any, Removed]]:
+    """Lists the keys of a file that are no settings any more, with what it says of them."""
     inner, removed = tables(settings), settings.list_removed()
     for name, value in raw.items():
-        if name in removed and removed[name].allows(value):
-            yield f"{dotted((*above, name))} = {show_value(value)}"
+        if name in removed:
+            yield (*above, name), value, removed[name]
         elif name in inner:
             for number, each in enumerate(value if isinstance(value, list) else [value]):
                 place: Key = (*above, name, number) if isinstance(value, list) else (*above, name)
-                yield from _list_dropped(inner[name], each, place) if isinstance(each, dict) else ()
+                yield from list_removed(inner[name], each, place) if isinstance(each, dict) else ()
+
+
+def leave_out_removed(settings: type[Section], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Leaves out of a recorded recipe what is no setting any more, so that it can be read; returns it, and a fault for
+    each value that is not the one that counts now."""
+    kept, faults = deepcopy(raw), []
+    for key, value, gone in list_removed(settings, raw):
+        del reduce(operator.getitem, key[:-1], kept)[key[-1]]  # type: ignore[arg-type]
+        if not gone.allows(value):
+            faults.append(f"{dotted(key)} = {show_value(value)}: {gone.explain()}")
+    return kept, faults
 
 
 def tables(settings: type[Section]) -> dict[str, type[Section]]:

@@ -7,9 +7,12 @@ elsewhere.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
 from inspect import get_annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
@@ -40,12 +43,29 @@ class Removed(NamedTuple):
 
     def allows(self, value: Any) -> bool:
         """Returns whether a value, of a file or of a command line, is the one that counts now."""
+        if isinstance(self.value, Mapping) and isinstance(value, Mapping):
+            value = {**self.value, **value}
         return self.value is not None and _spell(value) == _spell(self.value)
+
+    def count_words(self) -> int:
+        """Returns how many words a command line has for the value."""
+        return len(self.value) if isinstance(self.value, list | tuple) else 1
 
     def explain(self) -> str:
         """Returns the text that follows the setting and its value in a message about another value."""
         always = "" if self.value is None else f", and always {_spell(self.value)}"
         return f"is no setting any more{always}: {self.why}"
+
+
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+"""Where launchers say which rank a process is."""
+
+
+@cache
+def tell_removed(said: str) -> None:
+    """Says in a line, once and on the first rank alone, that a setting with this value is none any more."""
+    if all(os.environ.get(name, "0") == "0" for name in RANKS):
+        print(f"{said}: is no setting any more, and always so", file=sys.stderr)
 
 
 def _spell(value: Any) -> str:
@@ -54,10 +74,12 @@ def _spell(value: Any) -> str:
         return " ".join(map(_spell, value))
     if isinstance(value, Mapping):
         return ", ".join(f"{name} = {_spell(each)}" for name, each in value.items())
+    if isinstance(value, bool) or str(value) in ("True", "False"):
+        return str(value).lower()
     try:
-        return str(value).lower() if isinstance(value, bool) else f"{float(value):g}"
-    except ValueError:
-        return " ".join(map(_spell, value.split())) if " " in str(value) else str(value)
+        return repr(float(value)).removesuffix(".0")
+    except (TypeError, ValueError):
+        return " ".join(map(_spell, str(value).split())) if " " in str(value) else str(value)
 
 
 class Section(BaseModel):
@@ -80,10 +102,10 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _drop_removed(cls, values: Any) -> Any:
-        if not isinstance(values, dict) or not (gone := cls.list_removed().keys() & values):
+        removed = cls.list_removed()
+        if not isinstance(values, dict) or removed.keys().isdisjoint(values):
             return values
-        dropped = {name for name in gone if cls.list_removed()[name].allows(values[name])}
-        return {name: value for name, value in values.items() if name not in dropped}
+        return {name: each for name, each in values.items() if name not in removed or not removed[name].allows(each)}
 
     def as_dict(self) -> dict[str, Any]:
         """All settings, defaults included, in the types of TOML and JSON, which are read back as the same."""

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
-from data_prep.common.reading import explain, tables
+from data_prep.common.reading import explain, leave_out_removed
 from data_prep.common.sections import May, list_settings
 from data_prep.common.toml_text import dotted
 from data_prep.vocabulary.source import read_vocabulary
@@ -71,6 +71,10 @@ class RunState:
         self.phase, self.phase_step, self.phase_seconds, self.kept_step = number, 0, 0.0, 0
 
 
+NOT_LEARNED = ("data =", "optimizer.kernels", "precision.loss_scale", *list_settings(Recipe, May.CHANGE_BETWEEN_STARTS))
+"""Beginnings of settings that say how a run is done, not what it learns."""
+
+
 @dataclass(frozen=True)
 class RunRecord:
     """The section of a checkpoint's record that belongs to pre-training."""
@@ -92,6 +96,8 @@ class RunRecord:
     """where the run branched off from another; None if it did not"""
     skips: list[list[Any]] | None = None
     """batches that were left out, each with phase, first, count and reason; None in older checkpoints"""
+    lost: tuple[str, ...] = ()
+    """what the run was trained with and cannot be trained with any more; it can still be read"""
 
     @property
     def is_trained(self) -> bool:
@@ -118,9 +124,11 @@ class RunRecord:
         """Parses the section of a checkpoint in this folder; raises UserError if another version wrote it."""
         section = record.caller
         try:
+            recipe, lost = leave_out_removed(Recipe, section["recipe"])
             return cls(
                 state=RunState(**{"kept_step": section["progress"]["phase_step"], **section["progress"]}),
-                recipe=Recipe.model_validate(_forget_removed(section["recipe"])),
+                recipe=Recipe.model_validate(recipe),
+                lost=tuple(fault for fault in lost if not fault.startswith(NOT_LEARNED)),
                 data=DataSummary(**section["data"]),
                 scores=EvaluationRecord.from_figures(section["metrics"]) if section["metrics"] else None,
                 logged_losses=section["logged_losses"],
@@ -139,18 +147,6 @@ class RunRecord:
             ) from error
         except (KeyError, TypeError) as error:
             raise UserError(f"{where}: its record was not written by pre-training as it is today: {error}") from error
-
-
-def _forget_removed(recipe: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out of a recorded recipe what is no setting any more, whatever its value, where it only said how the run
-    was done: `data` was such a table."""
-    free = list_settings(Recipe, May.CHANGE_BETWEEN_STARTS)
-    gone = {name: kind.list_removed() for name, kind in tables(Recipe).items() if name in free}
-    return {
-        name: {key: each for key, each in table.items() if key not in gone[name]} if name in gone else table
-        for name, table in recipe.items()
-        if name != "data"
-    }
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
             cure = _find_cure(latest, request, changes)
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
+    if run.lost:
+        raise UserError("\n  ".join([f"{place}: cannot go on, but can be read:", *run.lost]))
     require_data(run, request, source, branch)
     latest_phase = run.state.phase - (run.state.phase_step == 0)
     wanted = request.shape_in(latest_phase)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, write_wiki
 from support.commands import wait_for, write_program
-from support.job_scripts import link_scripts
+from support.job_scripts import link_scripts, write_functions
 from support.mini_slurm import MiniSlurm, mini_slurm
 from support.shards import make_shards
 from support.tasks import write_tasks
@@ -98,7 +98,7 @@ def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("home")
     for name in ("data_prep", "pretraining", "finetuning", "benchmarks"):
         (folder / name).symlink_to(ROOT / name)
-    link_scripts(folder, TRIES=20, WATCH_SECONDS=5, END_SECONDS=20)
+    link_scripts(folder)
     make_shards(folder / "data" / "wiki")
     (folder / "recipe.toml").write_text(RECIPE)
     write_tasks(folder)
@@ -108,6 +108,7 @@ def home(slurm: MiniSlurm, tmp_path_factory: pytest.TempPathFactory) -> Site:
 @pytest.fixture
 def site(home: Site) -> Iterator[Site]:
     """The same, where every test begins with two idle nodes."""
+    write_functions(home.folder, TRIES=20)
     yield home
     home.slurm.run("scancel", "-u", "root")
     for name in home.slurm.names:
@@ -185,6 +186,7 @@ def test_a_network_that_goes_silent_and_comes_back(site: Site, straight: Path) -
 
 def test_a_network_that_is_back_before_slurm_calls_the_node_lost(site: Site, straight: Path) -> None:
     """As it is by Slurm's own time-out: nobody but the job itself finds out that its ranks have ended."""
+    write_functions(site.folder, TRIES=20, WATCH_SECONDS=5)
     with site.slurm.noticing_after(300):
         job = site.begin("out", 20)
         site.slurm.unplug("node2")
@@ -210,6 +212,7 @@ def test_a_node_whose_daemons_died_and_came_back_keeps_no_job(site: Site) -> Non
     """Slurm lists the step on, and srun, unless it notices by itself, waits for the ranks of that node for ever."""
     gone = site.folder / "node2-is-gone"
     write_program(site.folder / "half-lost", HALF_LOST)
+    write_functions(site.folder, WATCH_SECONDS=2, END_SECONDS=20)
     job = site.pretrain("back", CLOZE_PYTHON="./half-lost")
     wait_for(lambda: bool(site.slurm.processes("sleep 6061")), 60)
     site.slurm.restart("node2")
@@ -225,6 +228,7 @@ def test_a_run_that_is_over_ends_its_job_although_srun_waits(
 ) -> None:
     """The rank of a node trains on without its slurmstepd, and srun does not hear of its end. Slurm lists the step, but
     the step that removes a copy of the shards runs all the same."""
+    write_functions(site.folder, WATCH_SECONDS=2, END_SECONDS=10)
     stage, run = {"CLOZE_STAGE": str(tmp_path)} if nodes == 1 else {}, f"orphaned{nodes}"
     step = 1 if stage else 0
     job = site.begin(run, 20, f"--nodes={nodes}", **stage)

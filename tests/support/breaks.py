@@ -95,7 +95,7 @@ exit codes: a lost rank | data_prep/common/codes.py
 job scripts: a path unquoted | cluster/functions.sh
     - words=(--recipe "$recipe" --out "$run"
     + words=(--recipe "$recipe" --out $run
-    cluster/test_functions.py::test_paths_with_blanks_stay_whole
+    cluster/test_functions.py::test_paths_with_blanks_stay_whole_and_none_is_refused
 a rank votes alone | pretraining/processes/group.py
     - while distance < ranks:
     + while 2 * distance < ranks:

@@ -12,8 +12,13 @@ def link_scripts(folder: Path, **constants: float) -> None:
     for path in (ROOT / "cluster").iterdir():
         if path.name not in ("site.env", "functions.sh"):
             (scripts / path.name).symlink_to(path)
+    write_functions(folder, **constants)
+
+
+def write_functions(folder: Path, **constants: float) -> None:
+    """Writes functions.sh with these constants in place of its own."""
     text = (ROOT / "cluster" / "functions.sh").read_text()
     for name, value in constants.items():
         text, found = re.subn(rf"(?m)^{name}=\d+", f"{name}={value}", text)
         assert found == 1, name
-    (scripts / "functions.sh").write_text(text)
+    (folder / "cluster" / "functions.sh").write_text(text)

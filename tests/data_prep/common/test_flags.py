@@ -66,13 +66,18 @@ def test_the_help_is_printed_wherever_it_is_asked(word: str, capsys: pytest.Capt
     assert capsys.readouterr().out.startswith("usage: sort.py")
 
 
-@pytest.mark.parametrize("given", [["--sides", "1", "2", "--fast"], ["--sides=1.0 2", "--fast=true"]])
+@pytest.mark.parametrize("given", [["--sides", "1", "2", "--fast"], ["--sides=1.0 2", "--fast=True"]])
 def test_a_flag_of_earlier_is_taken_with_the_value_of_now(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert read_flags(Sorting, [*given, "--threads=3"], "sort.py", "sorting") == Sorting(threads=3)
     assert capsys.readouterr().err.splitlines() == [
         f"--sides {' '.join(given[0].partition('=')[2].split() or given[1:3])}: is no setting any more, and always so",
-        f"--fast{' true' * ('=' in given[-1])}: is no setting any more, and always so",
+        f"--fast{' True' * ('=' in given[-1])}: is no setting any more, and always so",
     ]
+
+
+def test_a_flag_of_earlier_takes_its_own_words_alone() -> None:
+    for before in (["--fast"], ["--sides", "1", "2"]):
+        assert read_flags(Sorting, [*before, "a.txt"], "sort.py", "sorting") == Sorting((Path("a.txt"),))
 
 
 @pytest.mark.parametrize(

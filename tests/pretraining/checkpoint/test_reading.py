@@ -171,6 +171,17 @@ def test_an_objective_that_is_gone_is_named_with_its_cure(tmp_path: Path, object
         find_objective(SMALL.change_learning(objective="gone"))
 
 
+def test_a_run_with_a_setting_that_is_none_any_more_can_be_read(tmp_path: Path) -> None:
+    """What it learned by is named, since it cannot go on; how it was done is forgotten."""
+    section = RunRecord(RunState(), RECIPE, SUMMARY, None, []).as_json()
+    section["recipe"]["optimizer"] |= {"trust_all": True, "normalize": False, "kernels": "torch"}
+    section["recipe"]["precision"]["loss_scale_power"] = 12
+    section["recipe"] |= {"data": {"allow_other": True}, "checkpoints": {"keep_every": 7}}
+    write_record(tmp_path, record_of(section))
+    [lost] = Saved.read(tmp_path).run.lost
+    assert lost.startswith("optimizer.trust_all = true: is no setting any more, and always false: ")
+
+
 def make_checkpoints(folder: Path, count: int) -> list[Path]:
     """Folders with records of nothing."""
     made = [folder / FOLDER / f"step-{step:08}" for step in range(1, count + 1)]
