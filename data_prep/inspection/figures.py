@@ -167,7 +167,7 @@ def _validation_warnings(manifest: Manifest) -> Iterator[str]:
     few = {length: count for length, count in _validation_examples(manifest).items() if count < FEWEST_EXAMPLES}
     if few:
         enough = share * 2 * FEWEST_EXAMPLES / max(1, min(few.values()))
-        cure = f"make them anew with --validation {enough:.1g}" if enough <= LARGEST_SHARE else "more text helps"
+        cure = f"use a new folder with --validation {enough:.1g}" if enough <= LARGEST_SHARE else "more text helps"
         yield f"validation has few examples, so its scores will be rough: {_counts_of_lengths(few)}; {cure}"
 
 
