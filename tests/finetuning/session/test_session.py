@@ -74,7 +74,7 @@ def test_results_tell_all_of_the_runs(toy: Toy, tune: Tune) -> None:
     assert 0.05 < spread < 0.11  # of a half of 24 items it is 0.102
     assert sum(each["items"] * each["recall"] for each in classes.values()) / 24 == pytest.approx(scores[-1])
     assert f"dev {100 * scores[-1]:.1f} ± {100 * spread:.1f} on 24" in said
-    assert said.rstrip().endswith(f"next:\n    python finetuning/predict.py {toy.folder / 'out' / 'toy'}")
+    assert said.rstrip().endswith(f"next:\n    python finetuning/predict.py {toy.folder / 'out' / 'toy'} TEXTS")
 
 
 def test_what_cannot_be_done_is_refused(toy: Toy, tune: Tune) -> None:
