@@ -53,8 +53,8 @@ tell_removed() {
     value=CLOZE_$name
     value=${!value:-}
     [[ -z $value || $always == *" $name=$value "* ]] ||
-      refuse "CLOZE_$name=$value: is no variable any more; in its place: ${instead[$name]} (docs/cluster.md)"
-    [[ -z $value ]] || say "CLOZE_$name=$value: is no variable any more, and always so" >&2
+      refuse "CLOZE_$name=$value: is no longer a variable; in its place: ${instead[$name]} (docs/cluster.md)"
+    [[ -z $value ]] || say "CLOZE_$name=$value: is no longer a variable: this value always applies" >&2
   done
 }
 

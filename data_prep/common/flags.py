@@ -49,18 +49,18 @@ CONFIG = (tyro.conf.FlagCreatePairsOff,)
 
 def read_flags(kind: type[Kind], arguments: Sequence[str], prog: str, page: str, **more: Any) -> Kind:
     """Reads the command line. Prints the help, which names a page of docs/, and exits if that is asked; exits after a
-    fault that tyro finds. A class names the flags that there were once as `removed`.
+    fault that tyro finds. The attribute `removed` of a class lists flags that no longer exist.
 
-    Raises UserError for these, unless their value is the one that is always taken now.
+    Raises UserError for these, unless they have the value that always applies now.
     """
-    present = _list_present(kind, arguments, prog, page)
+    present = _prepare_arguments(kind, arguments, prog, page)
     found: Kind = tyro.cli(kind, args=present, prog=prog, config=CONFIG, **more)
     return found
 
 
 def read_flags_and_rest(kind: type[Kind], arguments: Sequence[str], prog: str, page: str) -> tuple[Kind, list[str]]:
     """Reads the command line likewise, and returns the words that are no flags of the command: values of a recipe."""
-    present = _list_present(kind, arguments, prog, page)
+    present = _prepare_arguments(kind, arguments, prog, page)
     return tyro.cli(kind, args=present, prog=prog, config=CONFIG, return_unknown_args=True)
 
 
@@ -76,8 +76,8 @@ def read_subcommand(kinds: Mapping[str, type[Kind]], arguments: Sequence[str], p
     sys.exit(0)
 
 
-def _list_present(kind: type[Any], arguments: Sequence[str], prog: str, page: str) -> list[str]:
-    """Lists the words for flags that there are; prints the help and ends the process if that is asked."""
+def _prepare_arguments(kind: type[Any], arguments: Sequence[str], prog: str, page: str) -> list[str]:
+    """Prints the help and exits if the command line asks for it; otherwise returns the words without removed flags."""
     print_help_if_asked(kind, arguments, prog, page)
     return drop_removed(getattr(kind, "removed", {}), arguments)
 
@@ -90,8 +90,8 @@ def print_help_if_asked(kind: type[Any], arguments: Sequence[str], prog: str, pa
 
 
 def drop_removed(removed: Mapping[str, Removed], arguments: Sequence[str]) -> list[str]:
-    """Takes flags that there were once out of a command line, where they ask for what is always done now, and says so
-    in a line for each; raises UserError for other values."""
+    """Removes flags that no longer exist from a command line and prints a line for each. Raises UserError if one has
+    another value than the one that always applies now."""
     rest: list[str] = []
     words = list(arguments)
     while words:

@@ -258,7 +258,7 @@ def list_removed(
 
 
 def leave_out_removed(settings: type[Section], raw: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Leaves out of a recorded recipe what is no setting any more, so that it can be read; returns it, and a fault for
+    """Leaves out of a recorded recipe what is no longer a setting, so that it can be read; returns it, and a fault for
     each value that is not the one that counts now."""
     kept, faults = deepcopy(raw), []
     for key, value, gone in list_removed(settings, raw):

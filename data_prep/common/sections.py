@@ -34,15 +34,15 @@ Fraction = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Removed(NamedTuple):
-    """A setting that there was once."""
+    """A setting that was removed."""
 
     value: Any
-    """The value that counts now, always; None if there is none."""
+    """The value that always applies now; None if no value is accepted."""
     why: str
     """What to do instead, or why nobody needs another value."""
 
     def allows(self, value: Any) -> bool:
-        """Returns whether a value, of a file or of a command line, is the one that counts now."""
+        """Returns whether a value from a file or a command line is the one that always applies now."""
         if isinstance(self.value, Mapping) and isinstance(value, Mapping):
             value = {**self.value, **value}
         return self.value is not None and _spell(value) == _spell(self.value)
@@ -52,9 +52,9 @@ class Removed(NamedTuple):
         return len(self.value) if isinstance(self.value, list | tuple) else 1
 
     def explain(self) -> str:
-        """Returns the text that follows the setting and its value in a message about another value."""
-        always = "" if self.value is None else f", and always {_spell(self.value)}"
-        return f"is no setting any more{always}: {self.why}"
+        """Explains why another value is refused; the text follows the setting and its value in a message."""
+        always = "" if self.value is None else f"; it is always {_spell(self.value)}"
+        return f"is no longer a setting{always}: {self.why}"
 
 
 RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
@@ -63,9 +63,9 @@ RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
 @cache
 def tell_removed(said: str) -> None:
-    """Says in a line, once and on the first rank alone, that a setting with this value is none any more."""
+    """Prints, once and on the first rank only, that a setting was removed and has this value."""
     if all(os.environ.get(name, "0") == "0" for name in RANKS):
-        print(f"{said}: is no setting any more, and always so", file=sys.stderr)
+        print(f"{said}: is no longer a setting: this value always applies", file=sys.stderr)
 
 
 def _spell(value: Any) -> str:
@@ -85,14 +85,14 @@ def _spell(value: Any) -> str:
 class Section(BaseModel):
     """A table of settings, which takes nothing unknown, converts nothing and never changes.
 
-    It takes a setting that there was once, if it has the value that counts now; so do those that derive from it.
+    It accepts a removed setting that has the value that always applies now, as do classes that derive from it.
     """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
     removed: ClassVar[Mapping[str, Removed]] = {}
-    """Settings that there were once, by their names."""
+    """Removed settings by name."""
 
     @classmethod
     def list_removed(cls) -> dict[str, Removed]:

@@ -234,8 +234,8 @@ def test_an_end_that_cannot_be_noted_is_logged(job: Job) -> None:
 
 
 def test_a_variable_that_was_there_once_is_told_and_taken_where_it_is_always_so(job: Job) -> None:
-    assert "error: CLOZE_TASKS=rte: is no variable any more; in its place: " in job.end(2, CLOZE_TASKS="rte")
-    assert "CLOZE_TRIES=8: is no variable any more, and always so" in job.end(0, CLOZE_TRIES="8")
+    assert "error: CLOZE_TASKS=rte: is no longer a variable; in its place: " in job.end(2, CLOZE_TASKS="rte")
+    assert "CLOZE_TRIES=8: is no longer a variable: this value always applies" in job.end(0, CLOZE_TRIES="8")
 
 
 def test_an_element_of_a_table_runs_its_share_and_goes_back_where_it_was_stopped(job: Job) -> None:

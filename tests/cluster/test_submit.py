@@ -204,7 +204,7 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),
         (["--seeds", "0"], "--seeds 0: give a whole number"),
         (["--seeds", "five"], "--seeds five: give a whole number"),
-        (["CLOZE_SHARDS=/scratch/shards"], "error: CLOZE_SHARDS=/scratch/shards: is no variable any more"),
+        (["CLOZE_SHARDS=/scratch/shards"], "error: CLOZE_SHARDS=/scratch/shards: is no longer a variable"),
         (["--for-prepare", "--vocab 'a"], "--for-prepare: --vocab 'a: No closing quotation"),
         (["--dry-run", "CLOZE_FINETUNE_OPTIONS=--comment='a"], "error: CLOZE_FINETUNE_OPTIONS: --comment='a: "),
     ],

@@ -69,10 +69,9 @@ def test_the_help_is_printed_wherever_it_is_asked(word: str, capsys: pytest.Capt
 @pytest.mark.parametrize("given", [["--sides", "1", "2", "--fast"], ["--sides=1.0 2", "--fast=True"]])
 def test_a_flag_of_earlier_is_taken_with_the_value_of_now(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert read_flags(Sorting, [*given, "--threads=3"], "sort.py", "sorting") == Sorting(threads=3)
-    assert capsys.readouterr().err.splitlines() == [
-        f"--sides {' '.join(given[0].partition('=')[2].split() or given[1:3])}: is no setting any more, and always so",
-        f"--fast{' True' * ('=' in given[-1])}: is no setting any more, and always so",
-    ]
+    sides, fast = given[0].partition("=")[2] or " ".join(given[1:3]), " True" * ("=" in given[-1])
+    always = "is no longer a setting: this value always applies"
+    assert capsys.readouterr().err.splitlines() == [f"--sides {sides}: {always}", f"--fast{fast}: {always}"]
 
 
 def test_a_flag_of_earlier_takes_its_own_words_alone() -> None:
@@ -83,9 +82,9 @@ def test_a_flag_of_earlier_takes_its_own_words_alone() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (["--sides", "1", "3"], "^--sides 1 3: is no setting any more, and always 1 2: two sides are sorted best$"),
-        (["--fast", "false"], "^--fast false: is no setting any more, and always true: it costs nothing$"),
-        (["--slow"], "^--slow: is no setting any more: use --kind stable$"),
+        (["--sides", "1", "3"], "^--sides 1 3: is no longer a setting; it is always 1 2: two sides are sorted best$"),
+        (["--fast", "false"], "^--fast false: is no longer a setting; it is always true: it costs nothing$"),
+        (["--slow"], "^--slow: is no longer a setting: use --kind stable$"),
     ],
 )
 def test_another_value_is_refused_with_the_reason(given: list[str], said: str) -> None:

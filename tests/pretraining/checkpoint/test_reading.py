@@ -179,7 +179,7 @@ def test_a_run_with_a_setting_that_is_none_any_more_can_be_read(tmp_path: Path) 
     section["recipe"] |= {"data": {"allow_other": True}, "checkpoints": {"keep_every": 7}}
     write_record(tmp_path, record_of(section))
     [lost] = Saved.read(tmp_path).run.lost
-    assert lost.startswith("optimizer.trust_all = true: is no setting any more, and always false: ")
+    assert lost.startswith("optimizer.trust_all = true: is no longer a setting; it is always false: ")
 
 
 def make_checkpoints(folder: Path, count: int) -> list[Path]:

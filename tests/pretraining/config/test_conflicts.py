@@ -74,8 +74,8 @@ def is_named(fault: str, expected: str) -> bool:
         ("--parallel.offload optimizer --parallel.zero 0", "--parallel.offload = …: needs parallel.zero = 1; it is 0"),
         ("--parallel.offload all", '--parallel.offload = "all": needs parallel.zero = 3; it is 1'),
         ("--parallel.offload optimizer --parallel.device cpu", '--parallel.offload = …: a CPU … take "none"'),
-        ("--precision.tf32 true", "--precision.tf32 = true: is no setting any more, and always false: …"),
-        ("--data.allow_other", "--data = …: is no setting any more, and always allow_other = false: …"),
+        ("--precision.tf32 true", "--precision.tf32 = true: is no longer a setting; it is always false: …"),
+        ("--data.allow_other", "--data = …: is no longer a setting; it is always allow_other = false: …"),
         # what ranks cannot share
         ("--parallel.tensor 2 --parallel.zero 3", "--parallel.tensor = 2: not with parallel.zero = 3, …"),
         ("--parallel.tensor 2 --model.heads 1", "--parallel.tensor = 2: does not divide model.heads = 1; take 1"),
@@ -87,7 +87,7 @@ def is_named(fault: str, expected: str) -> bool:
         ("--deepspeed.zero_optimization 2", "--deepspeed.zero_optimization = 2: a table is needed"),
         ("--deepspeed.wall_clock_break_down", "--deepspeed.… = true: unknown; … deepspeed.wall_clock_breakdown?"),
         # an optimizer's
-        ("--optimizer.trust_all", "--optimizer.trust_all = true: is no setting any more, and always false: …"),
+        ("--optimizer.trust_all", "--optimizer.trust_all = true: is no longer a setting; it is always false: …"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_cure(plain: Path, words: str, expected: str) -> None:
