@@ -39,7 +39,7 @@ read_site() {
   cd "$here" || refuse "$here: cannot be entered"
 }
 
-# Tells of variables that there were once. Some may have the value that is always taken now.
+# Prints a line for each removed variable that is set, and refuses values other than the one that always applies now.
 tell_removed() {
   local name value always=" HOME=$PWD MPI=pmix ROUNDS=3 SEEDS=5 TABLES=runs/tables TEXT=wiki TRIES=8 END_SECONDS=120 WATCH_SECONDS=60 "
   local -A instead=([HOME]='sbatch --chdir' [INTERFACE]='NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME' [MPI]='SLURM_MPI_TYPE'

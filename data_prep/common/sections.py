@@ -96,7 +96,7 @@ class Section(BaseModel):
 
     @classmethod
     def list_removed(cls) -> dict[str, Removed]:
-        """Lists the settings that there were once, of this table and of those that it joins."""
+        """Lists the removed settings of this table and of those that it joins."""
         return {name: gone for each in cls.__mro__ for name, gone in vars(each).get("removed", {}).items()}
 
     @model_validator(mode="before")
