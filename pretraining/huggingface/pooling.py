@@ -1,0 +1,79 @@
+"""The vector of a text: how it is made of the hidden states of its pieces, and how sentence-transformers says so."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import read_json, read_table, write_json
+
+MODULES, POOLING, NORMALIZE = "modules.json", "1_Pooling", "2_Normalize"
+CONFIG, LENGTH = "config.json", "sentence_bert_config.json"
+PoolingName = Literal["mean", "cls", "last"]
+THEIRS: dict[PoolingName, tuple[str, str]] = {
+    "mean": ("mean", "pooling_mode_mean_tokens"),
+    "cls": ("cls", "pooling_mode_cls_token"),
+    "last": ("lasttoken", "pooling_mode_lasttoken"),
+}
+"""Names of poolings in sentence-transformers: in its newer files, and the key that is true in older ones."""
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How the vector of a text is made of the hidden states of its pieces."""
+
+    how: PoolingName = "mean"
+    """the mean over all pieces, [CLS] alone, or the last piece alone"""
+    normalizes: bool = False
+    """whether vectors have the length 1"""
+
+    def pool(self, hidden: Tensor, starts: Tensor) -> Tensor:
+        """Computes the vectors (s, H), in fp32, of sequences from the hidden states (n, H) of their pieces; `starts`
+        (s + 1,) has the place of the first piece of each sequence, and the end of the last."""
+        if self.how == "mean":
+            vectors = torch.segment_reduce(hidden.float(), "mean", offsets=starts.long())
+        else:
+            vectors = hidden[starts[:-1].long() if self.how == "cls" else starts[1:].long() - 1].float()
+        return F.normalize(vectors, dim=1) if self.normalizes else vectors
+
+    def write(self, folder: Path, hidden: int) -> None:
+        """Writes the files by which sentence-transformers makes the same vectors."""
+        kinds = {"": "Transformer", POOLING: "Pooling", **({NORMALIZE: "Normalize"} if self.normalizes else {})}
+        modules = [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for number, (path, kind) in enumerate(kinds.items())
+        ]
+        write_json(folder / MODULES, modules)
+        flags = {key: name == self.how for name, (_, key) in THEIRS.items()}
+        write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": hidden, **flags})
+
+
+def read_pooling(folder: Path) -> Pooling | None:
+    """Reads how sentence-transformers makes vectors with a folder; None if the folder does not say. Raises UserError
+    for ways that are not known here."""
+    if not (folder / MODULES).is_file():
+        return None
+    modules = read_json(folder / MODULES)
+    kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
+    if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
+        raise UserError(f"{folder / MODULES}: makes vectors by {', '.join(kinds)}; known are Pooling and Normalize")
+    path = folder / str(modules[1].get("path", POOLING)) / CONFIG
+    return Pooling(_find_name(read_table(path), path), len(kinds) == 3)
+
+
+def _find_name(config: dict[str, Any], path: Path) -> PoolingName:
+    """Finds the one pooling that a config of sentence-transformers names."""
+    newer = config.get("pooling_mode")
+    modes = [newer] if isinstance(newer, str) else newer
+    if modes is None:
+        modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
+    known = {name: ours for ours, names in THEIRS.items() for name in names}
+    if len(modes) != 1 or modes[0] not in known:
+        raise UserError(f"{path}: makes vectors by {', '.join(modes) or 'nothing'}; known are {', '.join(THEIRS)}")
+    return known[modes[0]]
