@@ -155,9 +155,10 @@ def attend(sums: Tensor, bias: Tensor | None, heads: int, where: tuple[Tensor, i
 
     sums, first_head = sums.contiguous(), masks[1] >> 32
     assert drops.keys is None or len(drops.keys) == len(sums), "a key for each row"
-    out, spreads = gpu_attention.attend_forward(sums, heads, where, drops, first_head)
+    out, spreads, hashes = gpu_attention.attend_forward(sums, heads, where, drops, first_head)
     given = (heads, where, drops, first_head, bias is not None)
-    return out, (sums, out, spreads), functools.partial(gpu_attention.attend_backward, *given)
+    saved = (sums, out, spreads) if hashes is None else (sums, out, spreads, hashes)
+    return out, saved, functools.partial(gpu_attention.attend_backward, *given)
 
 
 def takes_products(x: Tensor) -> bool:

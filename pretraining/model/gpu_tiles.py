@@ -30,6 +30,8 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
+    stages: int = 3
+    """of a loop, for which loads run ahead"""
 
     @classmethod
     @functools.cache
