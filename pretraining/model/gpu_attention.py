@@ -226,7 +226,7 @@ def _attend_backward(
                 hashed = tl.load(hashes + row, mask=row < length, other=0)
                 factor = _draw_columns(hashed.to(tl.uint32, bitcast=True), number, threshold, scale_kept)
             seen = _sees(row, column, length, window, ahead, whole)
-            to_key, to_value, slopes, sums_of_slopes = _differentiate(
+            to_key, to_value, slopes, of_slopes = _differentiate(
                 key, value, query, slope, inner, spread, scale, seen, factor
             )
             grad_key, grad_value, grad_query = grad_key + to_key, grad_value + to_value, _multiply_turned(slopes, key)
@@ -236,7 +236,7 @@ def _attend_backward(
                 grad_query = _continue_sum(halfway + at, grad_query, was_before, known & (is_last == 0))
             tl.store(grad_qkv + joint_at, grad_query * slope_scale, mask=known & is_last)
             if adds_up:
-                total += sums_of_slopes
+                total += of_slopes
         to_keys, to_values = (grad_key * slope_scale).to(key.dtype), grad_value.to(value.dtype)
         tl.store(grad_qkv + width + place, to_keys, mask=present)
         tl.store(grad_qkv + 2 * width + place, to_values, mask=present)
@@ -308,7 +308,7 @@ def attend_backward(
     sums = qkv.new_empty(count * blocks, 3 * hidden, dtype=torch.float32) if has_bias else None
     tensors = (grad, qkv, starts, hashes, out, spreads, grad_qkv, halfway, sums)
     sizes = (pieces, blocks, first, window, math.log2(math.e) * size**-0.5, size**-0.5, first_head)
-    constants = {"drops": hashes is not None, "whole": not first and window == WHOLE}
-    constants |= {"halts": blocks > 1, "adds_up": has_bias, "size": size}
-    kernels._launch(_attend_backward, (count * heads,), tile, *tensors, *sizes, *drops[2:], **constants)
+    constants = {"drops": hashes is not None, "whole": not first and window == WHOLE, "adds_up": has_bias}
+    constants |= {"halts": blocks > 1}
+    kernels._launch(_attend_backward, (count * heads,), tile, *tensors, *sizes, *drops[2:], size=size, **constants)
     return grad_qkv, None if sums is None else kernels._add_blocks(sums, qkv)

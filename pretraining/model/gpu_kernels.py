@@ -323,7 +323,8 @@ def norm_forward(
     """Computes the layer norm of residual + dropout(x + bias), and the mean and the scale of every row; writes the sum
     to `total`, if there is one."""
     out, tile = torch.empty_like(x), Tile.from_norm_width(x.shape[1])
-    means, scales = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+    means = x.new_empty(len(x), dtype=torch.float32)
+    scales = torch.empty_like(means)
     tensors = (x, bias, residual, weight, shift, drops.keys, total, out, means, scales)
     chains = total is not None
     numbers = (len(x), *drops[1:], epsilon)
