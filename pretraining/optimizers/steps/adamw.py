@@ -36,7 +36,7 @@ class AdamW(FlatOptimizer):
         first, second = ([state[name] for state in states] for name in self.kind.state)
         divisor = self._find_divisor(tensors[0].device)
         move_by_pytorch(
-            (tensors, gradients, first, second, steps), learning_rate, decay, self.settings, self.found_inf(), divisor
+            (tensors, gradients, first, second, steps), learning_rate, decay, self.settings, self.found_inf, divisor
         )
 
     def _find_divisor(self, device: torch.device) -> Tensor | None:

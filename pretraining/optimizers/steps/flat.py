@@ -83,6 +83,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """flat tensors by the id of their tensor"""
         self.scale: Tensor | float = 1.0
         """the factor of gradients in a step; on a device it is NaN if they are not finite, and nothing moves"""
+        self.found_inf: Tensor | None = None
+        """1 on the device if the gradients of a step are not finite, else 0; None where the host has checked them"""
         self.rounded: dict[int, Tensor] = {}
         """by the id of a flat tensor, where a step may write its new weights in the type of the model"""
         self.written: set[int] = set()
@@ -140,6 +142,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             self.graph.run(lambda: self._move_groups(moving, rates), key)
 
     def _move_groups(self, moving: Sequence[Sequence[Tensor]], rates: Sequence[Rate]) -> None:
+        self.found_inf = self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
         for group, tensors, rate in zip(self.param_groups, moving, rates, strict=True):
             if tensors:
                 self.decays = group.get("decays", True)
@@ -172,16 +175,12 @@ class FlatOptimizer(torch.optim.Optimizer):
         """Returns the factor of gradients as a tensor on a device."""
         return self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
 
-    def found_inf(self) -> Tensor | None:
-        """Returns 1 on the device if gradients are not finite, else 0; None where the host has checked them."""
-        return self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
-
     def count_step(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Counts this step for each tensor, and returns the counts; a step with `found_inf` does not count."""
-        steps, found_inf = [self.get_state(tensor)["step"] for tensor in tensors], self.found_inf()
+        steps = [self.get_state(tensor)["step"] for tensor in tensors]
         torch._foreach_add_(steps, 1.0)
-        if found_inf is not None:
-            torch._foreach_sub_(steps, [found_inf] * len(steps))
+        if self.found_inf is not None:
+            torch._foreach_sub_(steps, [self.found_inf] * len(steps))
         return steps
 
     def get_state(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -218,7 +217,7 @@ class ByParameter(FlatOptimizer):
 
     def _move_one(self, flat: FlatTensor, learning_rate: Rate, decay: float) -> None:
         """Moves the parameters of a flat tensor; all ranks of its group go through them in the same order."""
-        [step], found_inf = self.count_step([flat.tensor]), self.found_inf()
+        [step], found_inf = self.count_step([flat.tensor]), self.found_inf
         sources = self.find_sources(flat.tensor)
         sources[GRADIENT].mul_(self.scale)
         for name in flat.sizes:

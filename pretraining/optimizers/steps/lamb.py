@@ -61,7 +61,7 @@ class Lamb(FlatOptimizer):
 
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         by_kernel = kernels.usable(tensors[0])
-        if by_kernel and (found_inf := self.found_inf()) is not None and bool(found_inf):
+        if by_kernel and self.found_inf is not None and bool(self.found_inf):
             return  # the other ways skip a step by themselves
         steps = self.count_step(tensors)[0]
         tables = [self._tables[id(tensor)] for tensor in tensors]

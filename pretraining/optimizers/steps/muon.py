@@ -25,8 +25,10 @@ class Muon(ByParameter):
             super().move(tensors, learning_rate, decay)
             return
         steps, stacks, others = self.count_step(tensors), defaultdict[torch.Size, list[Mapping[str, Tensor]]](list), []
-        held = [self.find_sources(tensor) for tensor in tensors]
-        torch._foreach_mul_([sources[GRADIENT] for sources in held], self.scale_on(tensors[0].device))
+        held, scale = [self.find_sources(tensor) for tensor in tensors], self.scale_on(tensors[0].device)
+        torch._foreach_mul_([sources[GRADIENT] for sources in held], scale)
+        finite = scale.isfinite()
+        numbers = finite, torch.where(finite, 1 - learning_rate * decay, 1.0), learning_rate
         for tensor, sources, step in zip(tensors, held, steps, strict=True):
             flat = self.flats[id(tensor)]
             for name in flat.sizes:
@@ -39,25 +41,26 @@ class Muon(ByParameter):
                     if stays:
                         stacks[values[WEIGHT].shape].append(values)
                     else:  # what is gathered goes again at once
-                        self._move_matrices([values], learning_rate, decay)
+                        self._move_matrices([values], *numbers)
         for shape, matrices in stacks.items():
             most = max(1, STACK // shape.numel())
             for begin in range(0, len(matrices), most):
-                self._move_matrices(matrices[begin : begin + most], learning_rate, decay)
+                self._move_matrices(matrices[begin : begin + most], *numbers)
         if others:
-            move_by_pytorch([*zip(*others, strict=True)], learning_rate, decay, self.settings, self.found_inf())
+            move_by_pytorch([*zip(*others, strict=True)], learning_rate, decay, self.settings, self.found_inf)
 
-    def _move_matrices(self, matrices: Sequence[Mapping[str, Tensor]], learning_rate: Tensor, decay: float) -> None:
-        """Moves matrices of one shape; none of them if the factor of gradients is not finite."""
+    def _move_matrices(
+        self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor, factor: Tensor, learning_rate: Tensor
+    ) -> None:
+        """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`."""
         weights, gradients, momenta = ([each[name] for each in matrices] for name in (WEIGHT, GRADIENT, "exp_avg"))
-        finite = self.scale_on(learning_rate.device).isfinite()
         gradient, momentum = torch.stack(gradients), torch.stack(momenta)
         momentum.lerp_(torch.where(finite, gradient, momentum), 1 - MOMENTUM)
         torch._foreach_copy_(momenta, momentum.unbind())
         with self.rounding(learning_rate.device):
             change = orthogonalize(gradient.lerp(momentum, MOMENTUM)).float().contiguous()
         change.mul_(-USUAL * math.sqrt(max(change.shape[1:])) * learning_rate)
-        torch._foreach_mul_(weights, torch.where(finite, 1 - learning_rate * decay, 1.0))
+        torch._foreach_mul_(weights, factor)
         torch._foreach_add_(weights, torch.where(finite, change, 0.0).unbind())
 
 
