@@ -46,20 +46,21 @@ class RepeatedWork:
         """`cost`: what is slower without graphs, for the warning."""
         self.cost, self.failed = cost, False
         self.key: Hashable = None
-        self._replay: Callable[[], None] | None = None
+        self.replay: Callable[[], None] | None = None
+        """does the work by a graph; None before the capture"""
 
     def run(self, work: Callable[[], None], key: Hashable) -> None:
         """Does the work. The key holds all addresses and numbers that it has from Python."""
         if self.failed or key != self.key:
-            self.key, self._replay = key, None
+            self.key, self.replay = key, None
             work()
             return
-        if self._replay is None:
+        if self.replay is None:
             try:
-                self._replay, _ = capture(work)
+                self.replay, _ = capture(work)
             except RuntimeError as error:
                 self.failed = True
                 warnings.warn(f"{describe_failure(error)}: {self.cost}", stacklevel=2)
                 work()
                 return
-        self._replay()
+        self.replay()
