@@ -7,6 +7,7 @@ to step: a learning rate that Python knew at the capture would be that of all la
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -40,13 +41,17 @@ CASES = [*product(("adamw", "lamb", "lamb in Triton", "muon"), (0, 1))]
 Log = list[Any]
 
 
+def scale_loss(factor: float, pulled: Tensor, _: Any) -> Tensor:
+    return pulled * factor
+
+
 def make_steps(engine: Engine) -> list[Tensor]:
     """Makes a step for each of RATES; returns the weights after each, end to end."""
     kept = []
     for step, rate in enumerate(RATES):
-        poison, micro = math.nan if step == SKIPPED else 1.0, (Pull(step, 0), Pull(step, 1))
-        batches: Any = StepBatches(micro, 2)  # type: ignore[arg-type]
-        train_step(engine, batches, rate, Seeds(0, 0), lambda pulled, _, by=poison: pulled * by)
+        micro: Any = (Pull(step, 0), Pull(step, 1))
+        batches, factor = StepBatches(micro, 2), math.nan if step == SKIPPED else 1.0
+        train_step(engine, batches, rate, Seeds(0, 0), partial(scale_loss, factor))
         kept.append(torch.cat([weight.flatten() for _, weight in engine.weights()]))
     return kept
 

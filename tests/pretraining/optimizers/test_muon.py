@@ -14,6 +14,7 @@ from support.watches import Launches
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
+from pretraining.model import cuda_graphs
 from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, TABLE, Role
 from pretraining.optimizers.muon import OPTIMIZER as MUON_KIND
 from pretraining.optimizers.muon import orthogonalize
@@ -86,17 +87,15 @@ def move_layers(
     step, and the launches of the last."""
     patch.setattr(flat_steps, "takes_tensors", lambda _: by_stacks)
     known = {f"{name}.{layer}": each for layer in range(layers) for name, each in PARTS.items()}
-    roles, shapes = (
-        {name: role for name, (role, _) in known.items()},
-        {name: shape for name, (_, shape) in known.items()},
-    )
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
+    roles = {name: role for name, (role, _) in known.items()}
+    shapes = {name: torch.Size(shape) for name, (_, shape) in known.items()}
+    sizes = {name: shape.numel() for name, shape in shapes.items()}
     ends = list(accumulate(sizes.values()))
     parts = tuple(Slice(name, 0, size, end - size) for (name, size), end in zip(sizes.items(), ends, strict=True))
     together = random(7, (ends[-1],))
     settings = recipe.Optimizer.model_validate({"name": "muon", "weight_decay": 0.1})
     optimizer = muon_steps.Muon(MUON_KIND, [{"params": [together]}], settings)
-    optimizer.prepare([FlatTensor(together, sizes, parts)], roles, {name: torch.Size(shapes[name]) for name in shapes})
+    optimizer.prepare([FlatTensor(together, sizes, parts)], roles, shapes)
     found = []
     for step, (scale, rate) in enumerate(zip(scales, RATES, strict=True)):
         together.grad, optimizer.scale = random(step + 1, together.shape), torch.tensor(scale)
@@ -170,6 +169,7 @@ def on_all_stages() -> dict[Any, Any]:
     found |= {("bf16", zero): moved(make_engine("bf16", zero, MUON)) for zero in (1, 3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_steps, "takes_tensors", lambda _: True)
+        patch.setattr(cuda_graphs, "capture", lambda work: (work, None))
         found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
     return found
 
