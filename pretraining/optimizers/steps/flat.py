@@ -20,7 +20,7 @@ from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
 Rate = Tensor | float
-"""A learning rate: a tensor where `takes_tensors`."""
+"""A learning rate: a tensor where `needs_rate_tensor`."""
 WHOLE = Shares()
 """The shares of a model that each rank holds whole."""
 
@@ -61,7 +61,7 @@ def add_over_group(own: Tensor, group: Any) -> Tensor:
     return total.to(own.device)
 
 
-def takes_tensors(weights: Tensor) -> bool:
+def needs_rate_tensor(weights: Tensor) -> bool:
     """Whether the learning rate of these weights is a tensor on their device, as a CUDA graph needs it."""
     return weights.is_cuda
 
@@ -124,12 +124,12 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.written.clear()
         moving = [[tensor for tensor in group["params"] if tensor.grad is not None] for group in self.param_groups]
         tensors = [*chain.from_iterable(moving)]
-        if not tensors or not takes_tensors(tensors[0]):
+        if not tensors or not needs_rate_tensor(tensors[0]):
             self._move_groups(moving, [group["lr"] for group in self.param_groups])
             return
-        if not self._numbers:
-            self._numbers = [tensors[0].new_zeros(()) for _ in range(1 + len(self.param_groups))]
-        factor, *rates = self._numbers
+        count = 1 + len(self.param_groups)
+        self._numbers += [tensors[0].new_zeros(()) for _ in range(len(self._numbers), count)]
+        factor, *rates = self._numbers[:count]
         for rate, group in zip(rates, self.param_groups, strict=True):
             rate.fill_(group["lr"])
         if isinstance(self.scale, Tensor):

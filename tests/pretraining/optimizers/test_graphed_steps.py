@@ -112,7 +112,7 @@ class Stand:
         self.known, self.captures = set[int](), 0
         patch.setattr(cuda_graphs, "capture", self.capture)
         patch.setattr(gradients, "stays_on_device", lambda _: True)
-        patch.setattr(flat, "takes_tensors", lambda _: True)
+        patch.setattr(flat, "needs_rate_tensor", lambda _: True)
 
     def capture(self, work: Callable[[], None]) -> tuple[Callable[[], None], None]:
         self.captures += 1
@@ -127,8 +127,9 @@ class Stand:
         return replay, None
 
 
-def step_by_stand(name: str, zero: int) -> tuple[list[Log], list[bool]]:
-    """What each replay hands to kernels, and whether weights are those of kernel by kernel, after each step."""
+def step_by_stand(name: str, zero: int) -> tuple[list[Log], list[bool], bool]:
+    """What each replay hands to kernels, whether weights are those of kernel by kernel after each step, and whether
+    the graph reads the sums of gradients where the engine has them."""
     with compute_by("triton"), pytest.MonkeyPatch.context() as patch:
         stand = Stand(patch)
         patch.setattr(gpu_operations, "usable", lambda *_: name == "lamb in Triton")
@@ -145,7 +146,9 @@ def step_by_stand(name: str, zero: int) -> tuple[list[Log], list[bool]]:
         optimizer._numbers = [torch.zeros(()) for _ in range(3)]
         stand.known = {each.data_ptr() for each in (*states, *optimizer._numbers)}
         found = make_steps(ways[0])
-    return stand.logs, [*map(torch.equal, wanted, found)]
+    sums = getattr(ways[0].deepspeed.optimizer, "fp32_groups_gradient_flat_partition", [])
+    reads_sums = [each.data_ptr() for each in sums] == [each.data_ptr() for each in optimizer._kept]
+    return stand.logs, [*map(torch.equal, wanted, found)], reads_sums
 
 
 def step_in_all_ways() -> dict[Any, Any]:
@@ -162,12 +165,13 @@ def found() -> dict[Any, Any]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_kernels_are_given_the_same_at_each_step(found: dict[Any, Any], case: tuple[str, int]) -> None:
     """The learning rate and the factor of gradients change, and one step is skipped."""
-    logs, same = found[case]
+    logs, same, reads_sums = found[case]
     assert len(logs) == len(RATES) - 1
     assert len(logs[0]) > 3
     for log in logs[1:]:
         assert log == logs[0]
     assert same == [True] * len(RATES)
+    assert reads_sums == (case[1] == 1), "under ZeRO 1 no gradient is copied"
 
 
 def forget_gradient(optimizer: FlatOptimizer) -> None:

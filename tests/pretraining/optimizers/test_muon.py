@@ -85,7 +85,7 @@ def move_layers(
 ) -> tuple[list[list[Tensor]], int]:
     """Moves layers in one flat tensor, as on a GPU or one by one: weights, averages and number of steps after each
     step, and the launches of the last."""
-    patch.setattr(flat_steps, "takes_tensors", lambda _: by_stacks)
+    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: by_stacks)
     known = {f"{name}.{layer}": each for layer in range(layers) for name, each in PARTS.items()}
     roles = {name: role for name, (role, _) in known.items()}
     shapes = {name: torch.Size(shape) for name, (_, shape) in known.items()}
@@ -168,7 +168,7 @@ def on_all_stages() -> dict[Any, Any]:
     found |= {("offloaded", zero): moved(make_engine("fp32", zero, MUON, offload="optimizer")) for zero in (1, 2, 3)}
     found |= {("bf16", zero): moved(make_engine("bf16", zero, MUON)) for zero in (1, 3)}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flat_steps, "takes_tensors", lambda _: True)
+        patch.setattr(flat_steps, "needs_rate_tensor", lambda _: True)
         patch.setattr(cuda_graphs, "capture", lambda work: (work, None))
         found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
     return found
