@@ -9,12 +9,15 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from rich.console import Console
 
@@ -22,6 +25,9 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, read_json, replacing, sha256
 from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
+
+if TYPE_CHECKING:
+    import torch
 
 Settings = TypeVar("Settings")
 
@@ -94,6 +100,12 @@ def list_instruction_sets() -> list[str]:
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
 
 
+def note_commit() -> None:
+    """Notes the commit beside the wheels for a machine that gets a copy of this tree."""
+    COMMIT.unlink(missing_ok=True)
+    COMMIT.write_text(f"{find_commit()} {compute_code_digest()}\n")
+
+
 def find_commit() -> str:
     """Returns the commit that is measured, with + if files have changed since. If the code equals that for which wheels
     were gathered, it is their commit: the machine may have no checkout, or one without the history."""
@@ -130,6 +142,47 @@ def _gpu() -> dict[str, Any]:
         return {}
     gpu = torch.cuda.get_device_properties(0)
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+
+
+class GpuSampler:
+    """Reads the power and the clock of a GPU every 100 ms by nvidia-smi; keeps what comes while `kept` is a list."""
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[float, ...]] | None = None
+        what = ("--query-gpu=power.draw.instant,clocks.sm", "--format=csv,noheader,nounits", "--loop-ms=100")
+        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+        command = ["nvidia-smi", f"--id={gpu}", *what]
+        with suppress(OSError):  # where it is missing, nothing is kept
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+            threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if (kept := self.kept) is not None:
+                with suppress(ValueError):  # a GPU may not say what its power is
+                    kept.append(tuple(map(float, line.split(","))))
+
+
+@cache
+def _open_sampler() -> GpuSampler:
+    return GpuSampler()
+
+
+@contextmanager
+def sample_gpu(device: torch.device) -> Iterator[list[tuple[float, ...]]]:
+    """Yields a list that gets the watts and MHz of a GPU every 100 ms within the block; it stays empty for a CPU."""
+    found: list[tuple[float, ...]] = []
+    if device.type == "cuda":
+        _open_sampler().kept = found
+    yield found
+    if device.type == "cuda":
+        _open_sampler().kept = None
+
+
+def summarise_samples(samples: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the medians of watts and MHz, if there are any."""
+    return {name: median(each) for name, each in zip(("watts", "mhz"), zip(*samples, strict=True), strict=False)}
 
 
 def _cpu_line(name: str) -> str:

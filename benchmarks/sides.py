@@ -1,11 +1,13 @@
-"""Sides of a contest, each in a process of its own. The error of a side names the cause if its process dies."""
+"""Sides of a contest, each in a process of its own, whose error names the cause if it dies, or all in this process."""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
+
+import torch
 
 from data_prep.common.errors import UserError
 from data_prep.common.supervision import end_with_parent
@@ -41,16 +45,29 @@ class NoMemoryError(SideFailedError):
     """A side has too little memory for a call."""
 
 
+class Side(ABC):
+    """Handle of a side."""
+
+    name: str
+
+    @abstractmethod
+    def ask(self, method: str, *given: Any) -> Any:
+        """Calls a method of the side; returns what it returns. SideFailedError where it fails."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """Ends the side, even during a call."""
+
+
 @dataclass(frozen=True)
-class Side:
-    """Handle of the process of a side."""
+class OuterSide(Side):
+    """A side in a process of its own."""
 
     name: str
     process: BaseProcess
     pipe: Connection
 
     def ask(self, method: str, *given: Any) -> Any:
-        """Calls a method of the side; returns what it returns. SideFailedError where it fails."""
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; its last answer may still be in the pipe
             self.pipe.send((method, given))
         return self.hear()
@@ -69,7 +86,6 @@ class Side:
         return answer
 
     def end(self) -> None:
-        """Ends the process, even during a call."""
         self.pipe.close()
         self.process.join(1)
         if self.process.is_alive():
@@ -77,11 +93,67 @@ class Side:
             self.process.join()
 
 
+class InnerSide(Side):
+    """A side in this process. It has no loop of its own."""
+
+    def __init__(self, name: str, kind: SideSpec, arguments: tuple[Any, ...]) -> None:
+        self.name = name
+        self._made: Any = self._call(kind.make, *arguments)
+
+    def _call(self, function: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return function(*given)
+        except Exception as error:
+            fault = explain(error)
+        raise type(fault)(f"{self.name}: {fault}")  # outside of the block, so that it keeps no tensor of a failed step
+
+    def ask(self, method: str, *given: Any) -> Any:
+        return self._call(getattr(self._made, method), *given)
+
+    def end(self) -> None:
+        """Gives back its memory."""
+        self._made = None
+
+
+_inner = False
+
+
+@contextmanager
+def sides_in_this_process() -> Iterator[None]:
+    """Within the block, sides share this process, so that none has to load what another has loaded."""
+    global _inner
+    _inner = True
+    try:
+        yield
+    finally:
+        _inner = False
+
+
+def share_process() -> bool:
+    """Whether sides share this process."""
+    return _inner
+
+
 @contextmanager
 def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[str, Side]]:
-    """Starts a process for each side, all with these arguments. Raises SideFailedError if one cannot start."""
+    """Starts a process for each side, unless they share this one, all with these arguments. Raises SideFailedError if
+    one cannot start."""
+    if _inner:
+        inner: dict[str, Side] = {}
+        try:
+            for name, kind in kinds.items():
+                inner[name] = InnerSide(name, kind, arguments)
+            yield inner
+        finally:
+            for side in inner.values():
+                side.end()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+        return
     context = multiprocessing.get_context("spawn")
-    sides: dict[str, Side] = {}
+    sides: dict[str, OuterSide] = {}
     try:
         for name, kind in kinds.items():
             ours, theirs = context.Pipe()
@@ -91,10 +163,10 @@ def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[
                     prepare_process(kind.small_steps)
                 process.start()
             theirs.close()
-            sides[name] = Side(name, process, ours)
+            sides[name] = OuterSide(name, process, ours)
         for side in sides.values():
             side.hear()
-        yield sides
+        yield dict(sides)
     finally:
         for side in sides.values():
             side.end()
@@ -126,11 +198,15 @@ def serve(kind: SideSpec, arguments: tuple[Any, ...], pipe: Connection) -> None:
             found = getattr(side, method)(*given)
     except (EOFError, BrokenPipeError, KeyboardInterrupt):
         return
-    except UserError as error:
-        pipe.send(SideFailedError(str(error)))
     except Exception as error:
-        if isinstance(error, RuntimeError) and is_shortage(error):
-            pipe.send(NoMemoryError("no memory for such a step"))
-        else:
-            traceback.print_exc()
-            pipe.send(SideFailedError(f"{type(error).__name__}: {error}"))
+        pipe.send(explain(error))
+
+
+def explain(error: Exception) -> SideFailedError:
+    """Converts an error of a side to one that says in a line what has failed; prints its traceback if it is a fault."""
+    if isinstance(error, UserError):
+        return SideFailedError(str(error))
+    if isinstance(error, RuntimeError) and is_shortage(error):
+        return NoMemoryError("no memory for such a step")
+    traceback.print_exception(error)
+    return SideFailedError(f"{type(error).__name__}: {error}")
