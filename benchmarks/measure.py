@@ -11,13 +11,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 
@@ -25,9 +25,6 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import is_stream, read_json, replacing, sha256
 from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
-
-if TYPE_CHECKING:
-    import torch
 
 Settings = TypeVar("Settings")
 
@@ -144,40 +141,21 @@ def _gpu() -> dict[str, Any]:
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
 
 
-class GpuSampler:
-    """Reads the power and the clock of a GPU every 100 ms by nvidia-smi; keeps what comes while `kept` is a list."""
-
-    def __init__(self) -> None:
-        self.kept: list[tuple[float, ...]] | None = None
-        what = ("--query-gpu=power.draw.instant,clocks.sm", "--format=csv,noheader,nounits", "--loop-ms=100")
-        gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
-        command = ["nvidia-smi", f"--id={gpu}", *what]
-        with suppress(OSError):  # where it is missing, nothing is kept
-            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if (kept := self.kept) is not None:
-                with suppress(ValueError):  # a GPU may not say what its power is
-                    kept.append(tuple(map(float, line.split(","))))
-
-
 @cache
-def _open_sampler() -> GpuSampler:
-    return GpuSampler()
+def sample_gpu() -> list[tuple[float, ...]]:
+    """Returns a list that gets the watts and MHz of the GPU every 100 ms from now on, by nvidia-smi if it is there."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    what = ("--query-gpu=power.draw.instant,clocks.sm", "--format=csv,noheader,nounits", "--loop-ms=100")
+    command, samples = ["nvidia-smi", f"--id={gpu}", *what], list[tuple[float, ...]]()
 
+    def read() -> None:
+        with suppress(OSError), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                with suppress(ValueError):  # a GPU may not say what its power is
+                    samples.append(tuple(map(float, line.split(","))))
 
-@contextmanager
-def sample_gpu(device: torch.device) -> Iterator[list[tuple[float, ...]]]:
-    """Yields a list that gets the watts and MHz of a GPU every 100 ms within the block; it stays empty for a CPU."""
-    found: list[tuple[float, ...]] = []
-    if device.type == "cuda":
-        _open_sampler().kept = found
-    yield found
-    if device.type == "cuda":
-        _open_sampler().kept = None
+    threading.Thread(target=read, daemon=True).start()
+    return samples
 
 
 def summarise_samples(samples: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -7,10 +7,10 @@ import multiprocessing
 import os
 import signal
 import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -45,29 +45,16 @@ class NoMemoryError(SideFailedError):
     """A side has too little memory for a call."""
 
 
-class Side(ABC):
-    """Handle of a side."""
+@dataclass(frozen=True)
+class Side:
+    """Handle of a side, and of its process if it has one of its own."""
 
     name: str
+    process: BaseProcess | None
+    pipe: Connection | InnerPipe
 
-    @abstractmethod
     def ask(self, method: str, *given: Any) -> Any:
         """Calls a method of the side; returns what it returns. SideFailedError where it fails."""
-
-    @abstractmethod
-    def end(self) -> None:
-        """Ends the side, even during a call."""
-
-
-@dataclass(frozen=True)
-class OuterSide(Side):
-    """A side in a process of its own."""
-
-    name: str
-    process: BaseProcess
-    pipe: Connection
-
-    def ask(self, method: str, *given: Any) -> Any:
         with suppress(BrokenPipeError, ConnectionResetError):  # it has ended; its last answer may still be in the pipe
             self.pipe.send((method, given))
         return self.hear()
@@ -77,6 +64,7 @@ class OuterSide(Side):
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
+            assert self.process is not None
             self.process.join(10)
             if (code := self.process.exitcode) == -signal.SIGKILL:
                 raise NoMemoryError(f"{self.name}: was killed, most likely for want of memory") from None
@@ -86,76 +74,69 @@ class OuterSide(Side):
         return answer
 
     def end(self) -> None:
+        """Ends the side, even during a call."""
         self.pipe.close()
+        if self.process is None:
+            return
         self.process.join(1)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()
 
 
-class InnerSide(Side):
-    """A side in this process. It has no loop of its own."""
+class InnerPipe:
+    """Stands for the pipe to a side in this process, which has no loop of its own: it answers at once."""
 
-    def __init__(self, name: str, kind: SideSpec, arguments: tuple[Any, ...]) -> None:
-        self.name = name
-        self._made: Any = self._call(kind.make, *arguments)
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._side = self._answer = self._call(make)
 
     def _call(self, function: Callable[..., Any], *given: Any) -> Any:
         try:
             return function(*given)
         except Exception as error:
-            fault = explain(error)
-        raise type(fault)(f"{self.name}: {fault}")  # outside of the block, so that it keeps no tensor of a failed step
+            return explain(error)
 
-    def ask(self, method: str, *given: Any) -> Any:
-        return self._call(getattr(self._made, method), *given)
+    def send(self, call: tuple[str, tuple[Any, ...]]) -> None:
+        method, given = call
+        self._answer = self._call(getattr(self._side, method), *given)
 
-    def end(self) -> None:
-        """Gives back its memory."""
-        self._made = None
+    def recv(self) -> Any:
+        return self._answer
+
+    def close(self) -> None:
+        self._side = self._answer = None
 
 
-_inner = False
+_shared = False
 
 
 @contextmanager
 def sides_in_this_process() -> Iterator[None]:
     """Within the block, sides share this process, so that none has to load what another has loaded."""
-    global _inner
-    _inner = True
+    global _shared
+    _shared = True
     try:
         yield
     finally:
-        _inner = False
+        _shared = False
 
 
 def share_process() -> bool:
     """Whether sides share this process."""
-    return _inner
+    return _shared
 
 
 @contextmanager
 def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[str, Side]]:
-    """Starts a process for each side, unless they share this one, all with these arguments. Raises SideFailedError if
-    one cannot start."""
-    if _inner:
-        inner: dict[str, Side] = {}
-        try:
-            for name, kind in kinds.items():
-                inner[name] = InnerSide(name, kind, arguments)
-            yield inner
-        finally:
-            for side in inner.values():
-                side.end()
-            gc.collect()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats()
-        return
+    """Makes all sides with these arguments, each in a process of its own unless they share this one. Raises
+    SideFailedError if one cannot start."""
     context = multiprocessing.get_context("spawn")
-    sides: dict[str, OuterSide] = {}
+    sides: dict[str, Side] = {}
     try:
         for name, kind in kinds.items():
+            if _shared:
+                sides[name] = Side(name, None, InnerPipe(partial(kind.make, *arguments)))
+                continue
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(kind, arguments, theirs), daemon=True)
             with mock.patch.dict(os.environ):  # its process needs these variables before it loads torch
@@ -163,13 +144,17 @@ def open_sides(kinds: Mapping[str, SideSpec], *arguments: Any) -> Iterator[dict[
                     prepare_process(kind.small_steps)
                 process.start()
             theirs.close()
-            sides[name] = OuterSide(name, process, ours)
+            sides[name] = Side(name, process, ours)
         for side in sides.values():
             side.hear()
-        yield dict(sides)
+        yield sides
     finally:
         for side in sides.values():
             side.end()
+        if _shared and torch.cuda.is_available():  # for those that come next
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
 
 
 Answer = Callable[..., tuple[str, tuple[Any, ...]]]

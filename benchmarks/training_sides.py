@@ -162,12 +162,12 @@ class TrainingSide:
     def step(self, batch: PretrainingBatch) -> float:
         """Makes a step on a batch; returns the seconds from when it is prepared to its end."""
         self.take(batch)
-        with sample_gpu(self.device) as samples:
-            start = time.perf_counter()
-            self.compute()
-            synchronize(self.device)
-            seconds = time.perf_counter() - start
-        self.samples = [*self.samples, *samples]
+        samples = sample_gpu() if self.device.type == "cuda" else []
+        known, start = len(samples), time.perf_counter()
+        self.compute()
+        synchronize(self.device)
+        seconds = time.perf_counter() - start
+        self.samples = [*self.samples, *samples[known:]]
         return seconds
 
     def describe(self) -> tuple[Shape, dict[str, float]]:

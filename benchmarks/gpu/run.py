@@ -72,12 +72,6 @@ class GpuRun:
         """Folder of the results."""
         return DRY if self.dry else OUT
 
-    def format_words(self, since: float) -> list[str]:
-        """Formats the command of a worker."""
-        flags = [f"--{name}" for name in ("again", "dry") if getattr(self, name)]
-        parts = ["--parts", *self.parts] if self.parts else []
-        return [sys.executable, str(WORKER), self.do, *flags, *parts, f"--until={self.until}", f"--since={since}"]
-
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Reads the results of all parts, and which part is running."""
@@ -100,7 +94,7 @@ def copy_results(folder: Path) -> None:
 
 
 def wait_for(child: Child, folder: Path, end: float) -> int | None:
-    """Waits for a worker, and copies the results of each part; returns its exit code, or None if a part takes too long."""
+    """Waits for a worker, copies the results of each part; returns its exit code; None if a part takes too long."""
     known: dict[str, Any] = {}
     while (code := child.wait(1.0)) is None:
         state = read_state(folder)
@@ -117,7 +111,7 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
     folder, since, end = settings.folder, time.time(), settings.until - ENDING
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(ON_CPU if settings.dry else {})}
     while True:
-        child = Child(settings.format_words(since), say, environment)
+        child = Child([sys.executable, str(WORKER), *sys.argv[1:], f"--since={since}"], say, environment)
         try:
             code = wait_for(child, folder, end)
         finally:
