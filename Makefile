@@ -14,9 +14,11 @@ TESTS = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no
 
 # make gpu: the measurements for a machine with a GPU, whose own torch is kept. See docs/gpu.md.
 GPU_PYTHON ?= 3.12
-GPU_PACKAGES ?= deepspeed hjson msgpack ninja einops psutil py-cpuinfo pydantic pydantic-core annotated-types typing-inspection tyro \
-  docstring-parser typeguard rich markdown-it-py mdurl pygments safetensors sentencex tqdm packaging typing-extensions \
-  pytest pytest-timeout pytest-xdist execnet iniconfig pluggy hypothesis sortedcontainers
+GPU_PACKAGES ?= accelerate annotated-doc annotated-types anyio click deepspeed docstring-parser einops execnet h11 hf-xet \
+  hjson httpcore2 httpx2 huggingface-hub hypothesis idna iniconfig markdown-it-py mdurl msgpack ninja \
+  packaging pluggy psutil py-cpuinfo pydantic pydantic-core pygments pytest pytest-timeout pytest-xdist pyyaml \
+  regex rich safetensors sentencex shellingham sortedcontainers tokenizers tqdm transformers truststore \
+  typeguard typer typing-extensions typing-inspection tyro
 # The results stay in build/, where the next `make gpu` looks for them; OUT, which some machines set, gets a copy. The
 # minutes count from here, with the time of the installation.
 UNTIL := $(if $(MINUTES),$(shell expr $$(date +%s) + 60 \* $(MINUTES)))
@@ -142,13 +144,17 @@ gpu-wheels: .venv/installed-dev
 	ONLY="$(GPU_PACKAGES)" WHEELS=build/gpu-wheels FOR=$(GPU_PYTHON) PYTHON=$(BIN)/python cluster/offline.sh
 	$(BIN)/python -c 'from benchmarks.measure import note_commit; note_commit()'
 
-# Beside the packages of PYTHON, so that its own torch is kept.
+# Beside the packages of PYTHON, so that its own torch is kept, and nothing is installed that it has.
 GPU_WHEELS = $(wildcard build/gpu-wheels)
+ABSENT := import sys, re; from importlib.metadata import distributions as all; \
+  print(*{*sys.argv[1:]} - {re.sub("[-_.]+", "-", each.metadata["Name"] or "").lower() for each in all()})
 build/gpu-site/installed: requirements.lock $(GPU_WHEELS)
-	@$(PYTHON) -c 'import torch' || { echo 'error: $(PYTHON) has no torch: install one for your GPU, or name another: make gpu PYTHON=…'; exit 2; }
+	@$(PYTHON) -c 'import torch' || { echo 'error: $(PYTHON) has no torch: install one for your GPU, or name another: make gpu PYTHON=...'; exit 2; }
 	rm -rf build/gpu-site
-	DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target build/gpu-site \
-	  $(if $(GPU_WHEELS),--no-index build/gpu-wheels/*.whl,--constraint requirements.lock $(GPU_PACKAGES))
+	mkdir -p build/gpu-site
+	absent=$$($(PYTHON) -c '$(ABSENT)' $(GPU_PACKAGES)); test -z "$$absent" || \
+	  DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target build/gpu-site \
+	  $(if $(GPU_WHEELS),--no-index --find-links build/gpu-wheels,--constraint requirements.lock) $$absent
 	touch $@
 
 # The marks are newer than pyproject.toml once it is installed, so that nothing is installed twice. A Python that will not

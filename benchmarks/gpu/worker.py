@@ -21,12 +21,13 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
 from rich.console import Console
 
-from benchmarks import fine_tuning, inference, throughput
+from benchmarks import throughput
 from benchmarks.contests import OURS
 from benchmarks.gpu.probes import SHARDS, measure_attention, measure_fp8, measure_host, run_tests, train_twice
 from benchmarks.gpu.run import BROKEN, ENDING, FOUND, PROFILE, GpuRun, read_state
@@ -74,6 +75,7 @@ def compare(contest: str, *against: str, rounds: int = 10) -> Work:
 
 def compare_answers(dry: bool, out: Path, console: Console) -> None:
     """Measures answers with and without CUDA graphs, beside transformers."""
+    inference = import_module("benchmarks.inference")
     contests = ("tiny-128-2",) if dry else inference.CONTESTS["cuda"]
     with sides_in_this_process():
         inference.measure(inference.Inference(contests, 1 if dry else 2, out), console)
@@ -81,6 +83,7 @@ def compare_answers(dry: bool, out: Path, console: Console) -> None:
 
 def compare_fine_tuning(dry: bool, out: Path, console: Console) -> None:
     """Measures fine-tuning beside the Trainer, each in a process of its own, in which it loops over its steps."""
+    fine_tuning = import_module("benchmarks.fine_tuning")
     name, rounds = ("tiny-demo-dynamic", 1) if dry else ("base-demo-dynamic", 3)
     fine_tuning.measure(fine_tuning.FineTuningSpeed((name,), rounds, out), console)
 
