@@ -96,14 +96,16 @@ def copy_results(folder: Path) -> None:
 def wait_for(child: Child, folder: Path, end: float) -> int | None:
     """Waits for a worker, copies the results of each part; returns its exit code; None if a part takes too long."""
     known: dict[str, Any] = {}
-    while (code := child.wait(1.0)) is None:
+    while True:
+        code = child.wait(1.0)
+        if code is not None:
+            return code
         state = read_state(folder)
         if state["parts"] != known:
             known = state["parts"]
             copy_results(folder)
         if time.time() > min(end, state.get("running", {}).get("limit", math.inf)):
             return None
-    return code
 
 
 def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
@@ -129,7 +131,7 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
             failed = {name: how for name, how in ends.items() if how != "done"}
             for name, how in failed.items():
                 say(f"{name}: {how}; once more: make gpu PARTS={name}")
-            return Code.MISTAKE if failed else Code.STOPPED if code is None else code
+            return Code.STOPPED if code is None and not failed else Code.MISTAKE if failed or code < 0 else code
 
 
 def keep(folder: Path) -> Path:

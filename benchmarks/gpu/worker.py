@@ -91,7 +91,8 @@ def compare_fine_tuning(dry: bool, out: Path, console: Console) -> None:
 def choose(parts: Sequence[Part], names: Sequence[str]) -> list[Part]:
     """Returns the parts with these names or prefixes of names; all if none is given."""
     found = {name: [part for part in parts if f"{part.name}-".startswith(f"{name}-")] for name in names}
-    if unknown := [name for name in names if not found[name]]:
+    unknown = [name for name in names if not found[name]]
+    if unknown:
         there = ", ".join(part.name for part in parts)
         raise UserError(f"{', '.join(unknown)}: no part of this name; there is {there}")
     return [part for part in parts if not names or any(part in some for some in found.values())]
@@ -154,10 +155,11 @@ def measure(settings: GpuRun, console: Console) -> int:
     state = open_results(settings, about, console)
     for part in chosen:
         record = state["parts"].get(part.name, {"begun": 0.0, "ended": ""})
+        absent = find_missing_packages(*part.needs)
         is_old = settings.again or settings.dry or record["ended"] != "done"
         if record["begun"] >= settings.since or not is_old:
             console.print(f"== {part.name}: {record['ended']} already", markup=False)
-        elif absent := find_missing_packages(*part.needs):
+        elif absent:
             console.print(f"== {part.name}: left out, for want of {', '.join(absent)}", markup=False)
         elif settings.until - ENDING - time.time() < part.seconds:
             left.append(part.name)

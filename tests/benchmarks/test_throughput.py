@@ -22,7 +22,7 @@ from support.training import Place
 
 from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
-from benchmarks.sides import Answer, NoMemoryError, SideFailedError, SideSpec, open_sides
+from benchmarks.sides import Answer, NoMemoryError, SideFailedError, SideSpec, open_sides, sides_in_this_process
 from benchmarks.tables import summarise_contests
 from benchmarks.throughput import Bench, Throughput
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
@@ -93,8 +93,12 @@ def dying(number: int, *_: Any) -> Any:
 )
 @pytest.mark.usefixtures("forks")
 def test_a_side_that_cannot_go_on_says_why(make: Any, told: str) -> None:
+    """In a process of its own, and in this one if that survives it."""
     with pytest.raises(SideFailedError, match=told), open_sides({"peer": SideSpec(make)}):
         pass
+    if make.func is failing:
+        with sides_in_this_process(), pytest.raises(SideFailedError, match=told), open_sides({"peer": SideSpec(make)}):
+            pass
 
 
 class Counting:
