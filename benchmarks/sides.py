@@ -104,6 +104,7 @@ class InnerPipe:
         return self._answer
 
     def close(self) -> None:
+        getattr(self._side, "close", lambda: None)()
         self._side = self._answer = None
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -198,11 +199,11 @@ class OurTraining(TrainingSide):
 
     def compute(self) -> None:
         """Makes a step."""
-        self.result = self.training.step(self.batches)
+        self.training.step(self.batches)
 
-    def last_loss(self) -> float:
-        """Returns the loss of the last step."""
-        return float(torch.stack(self.result.losses).sum())
+    def close(self) -> None:
+        """Gives back the memory of the model and of its optimizer."""
+        self.training.engine.close()
 
     def largest(self, length: int, predictions: int, most: int) -> int:
         """Returns the sequences that a trainer takes for micro_batch = "auto" in a step of `most`. The state of the
@@ -226,10 +227,10 @@ class OurTraining(TrainingSide):
                 self.compute()
                 synchronize(self.device)
                 profiled.step()
-        kind = "device" if self.device.type == "cuda" else "cpu"
-        rows = sorted(profiled.key_averages(), key=lambda row: -getattr(row, f"self_{kind}_time_total"))[:KERNELS]
-        times = [(row.key[:120], row.count, round(getattr(row, f"self_{kind}_time_total"))) for row in rows]
-        return [dict(zip(("name", "calls", "microseconds"), each, strict=True)) for each in times]
+        time_of = attrgetter("self_cpu_time_total" if self.device.type == "cpu" else "self_device_time_total")
+        own = [row for row in profiled.key_averages() if row.device_type.name == self.device.type.upper()]
+        rows = sorted(own, key=time_of, reverse=True)[:KERNELS]
+        return [{"name": row.key[:120], "calls": row.count, "microseconds": round(time_of(row))} for row in rows]
 
 
 class TheirTraining(TrainingSide):

@@ -37,8 +37,11 @@ from benchmarks.sides import sides_in_this_process
 from data_prep.common.codes import Code
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
+from data_prep.common.launchers import World
+from pretraining.config.settings import Compute, Precision
 from pretraining.devices import explain_absence
-from pretraining.processes.group import disconnect
+from pretraining.engine.precision import set_arithmetic
+from pretraining.processes.group import choose_device, disconnect
 
 SUBJECT = ("gpu", "torch", "commit")
 """Facts on which all results depend: if one changes, all parts run again."""
@@ -112,12 +115,13 @@ def open_results(settings: GpuRun, about: dict[str, Any], console: Console) -> d
 def run_part(part: Part, settings: GpuRun, state: dict[str, Any], console: Console) -> None:
     """Runs a part, and writes the results of all so far before and after it."""
     begun, ended, found, threads = time.time(), "done", None, torch.get_num_threads()
-    state["running"] = {"name": part.name, "begun": begun, "limit": begun + 60 + 3 * part.seconds}
+    state["running"] = {"name": part.name, "begun": begun, "limit": begun + 30 + 2 * part.seconds}
     write_json(settings.folder / FOUND, state)
     console.print(f"== {part.name}: {part.what}", markup=False)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "found.json"
         try:
+            set_arithmetic(Precision(), Compute(), choose_device("auto", World()))  # whatever the part before has set
             found = part.measure(settings.dry, out, console)
         except Exception as error:
             ended = f"failed: {error}"

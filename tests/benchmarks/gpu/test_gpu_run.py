@@ -128,7 +128,7 @@ def break_gpu(*_):
 
 works = {"one": lambda *_: {"figure": 1}, "dies": lambda *_: os.abort(), "breaks": break_gpu}
 works |= {"hangs": lambda *_: time.sleep(300), "last": lambda *_: {"figure": 2}}
-worker.PARTS = [Part(name, -19 if name == "hangs" else 9, name, work) for name, work in works.items()]
+worker.PARTS = [Part(name, -14 if name == "hangs" else 9, name, work) for name, work in works.items()]
 run_command(worker.GpuRun, worker.measure, "gpu")
 """
 """A worker with a part that ends the process, one that leaves the GPU unusable, and one that hangs."""
