@@ -7,10 +7,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
+from timeit import timeit
 from typing import Any, cast
 
 import torch
@@ -37,8 +39,6 @@ SETTLED, EVERY = 3, 20
 """Steps after a start that do not count, since they compile and allocate; steps between checkpoints of a run."""
 CALLS, ROUNDS = 200, 10
 """Launches before one waits for the GPU, whose queue holds more; and how often."""
-REPEATS = 8
-"""Products before one waits: the clock needs something to measure."""
 
 
 class _Double(torch.autograd.Function):
@@ -58,11 +58,7 @@ def measure_calls(device: torch.device, work: Callable[[], object]) -> float:
     found = []
     for _ in range(ROUNDS + 1):
         synchronize(device)
-        start = time.perf_counter()
-        for _ in range(CALLS):
-            work()
-        found.append(time.perf_counter() - start)
-    synchronize(device)
+        found.append(timeit(work, number=CALLS))
     return round(1e6 * median(found[1:]) / CALLS, 2)
 
 
@@ -130,20 +126,11 @@ def measure_fp8(dry: bool, *_: object) -> dict[str, float]:
 def time_product(rows: int, along: int, columns: int) -> dict[str, float]:
     """Times a product in bf16 and in FP8, which adds up in the fast way."""
     device = choose_device("auto", World())
-    one = torch.ones((), device=device)
     left, right = (torch.randn(each, along, device=device, dtype=torch.bfloat16) for each in (rows, columns))
-    small, turned = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t()
-
-    def multiply() -> None:
-        for _ in range(REPEATS):
-            F.linear(left, right)
-
-    def multiply_in_fp8() -> None:
-        for _ in range(REPEATS):
-            torch._scaled_mm(small, turned, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
-
-    works = {"bf16": multiply, "fp8": multiply_in_fp8}
-    return {kind: measure_seconds(device, work, 0.1) / REPEATS for kind, work in works.items()}
+    small, turned, one = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t(), torch.ones(1, device=device)
+    multiply = partial(torch._scaled_mm, small, turned, one, one, out_dtype=left.dtype, use_fast_accum=True)
+    works = {"bf16": partial(F.linear, left, right), "fp8": multiply}
+    return {kind: measure_seconds(device, partial(timeit, work, number=8), 0.1) / 8 for kind, work in works.items()}
 
 
 def run_tests(dry: bool, *_: object) -> dict[str, Any]:

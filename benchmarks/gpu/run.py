@@ -95,21 +95,17 @@ def copy_results(folder: Path) -> None:
 
 def wait_for(child: Child, folder: Path, end: float) -> int | None:
     """Waits for a worker, copies the results of each part; returns its exit code; None if a part takes too long."""
-    known: dict[str, Any] = {}
-    while True:
-        code = child.wait(1.0)
-        if code is not None:
-            return code
-        state = read_state(folder)
+    code, known, limit = None, dict[str, Any](), end
+    while code is None and time.time() < min(end, limit):
+        code, state = child.wait(1.0), read_state(folder)
         if state["parts"] != known:
-            known = state["parts"]
             copy_results(folder)
-        if time.time() > min(end, state.get("running", {}).get("limit", math.inf)):
-            return None
+        known, limit = state["parts"], state.get("running", {}).get("limit", end)
+    return code
 
 
 def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
-    """Runs workers until no part is left; returns the exit code of the last."""
+    """Runs workers until no part is left; returns the exit code."""
     folder, since, end = settings.folder, time.time(), settings.until - ENDING
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(ON_CPU if settings.dry else {})}
     while True:
@@ -121,17 +117,16 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
         state = read_state(folder)
         lost = state.pop("running", None)
         if lost is not None:
-            ended = "ran out of time" if code is None else f"ended its process with {code}"
-            seconds = round(time.time() - lost["begun"], 1)
-            state["parts"][lost["name"]] = {"begun": lost["begun"], "ended": ended, "seconds": seconds}
+            lost["ended"] = "ran out of time" if code is None else f"ended its process with {code}"
+            state["parts"][lost.pop("name")] = lost
             write_json(folder / FOUND, state)
-            say(f"== {lost['name']}: {ended}")
         if (lost is None and code != BROKEN) or time.time() > end:
-            ends = {name: each["ended"] for name, each in state["parts"].items() if each["begun"] >= since}
-            failed = {name: how for name, how in ends.items() if how != "done"}
-            for name, how in failed.items():
-                say(f"{name}: {how}; once more: make gpu PARTS={name}")
-            return Code.STOPPED if code is None and not failed else Code.MISTAKE if failed or code < 0 else code
+            break
+    ends = {name: part["ended"] for name, part in state["parts"].items() if part["begun"] >= since}
+    failed = [name for name, ended in ends.items() if ended != "done"]
+    for name in failed:
+        say(f"{name}: {ends[name]}; once more: make gpu PARTS={name}")
+    return Code.MISTAKE if failed else Code.STOPPED if code is None else abs(code)
 
 
 def keep(folder: Path) -> Path:

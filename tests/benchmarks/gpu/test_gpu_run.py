@@ -38,7 +38,7 @@ class Machine:
         self.folder, self.patch, self.ran = place / "results", patch, list[str]()
         patch.setattr(run, "OUT", self.folder)
         patch.setattr(worker, "describe_environment", lambda _: self.about)
-        self.about = {"gpu": "H200", "hardware": "h200", "torch": "2.13", "commit": "abc"}
+        self.about: dict[str, str] = {"gpu": "H200", "hardware": "h200", "torch": "2.13", "commit": "abc"}
         self.folder.mkdir()
 
     def work(self, names: str, *, fails: str = "", **settings: Any) -> int:
@@ -211,6 +211,13 @@ def test_packages_of_the_wheels_need_no_others_than_those_of_torch() -> None:
 
     assert close(gathered) <= gathered | close({"torch", "numpy", "pyarrow"})
     assert not gathered & {"torch", "numpy", "pyarrow"}
+
+
+def test_nothing_is_installed_that_the_machine_has() -> None:
+    found = re.search(r"^ABSENT := ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)
+    assert found is not None
+    asked = [sys.executable, "-c", found[1].replace("\\\n", ""), "torch", "pydantic-core", "nowhere"]
+    assert subprocess.check_output(asked, text=True).split() == ["nowhere"]
 
 
 MEANT = {
