@@ -5,9 +5,8 @@
 #     cluster/offline.sh install      on a node without a network, or for it: makes .venv of wheels/ alone
 #
 # PYTHON is the Python to use, FOR=3.12 that of the nodes if it is another one, ARCH=aarch64 their processor; WHEELS and
-# VENV are other folders. CPU=1 takes torch without CUDA, from PyTorch's own index, which PIP_EXTRA_INDEX_URL names. The
-# wheels are 2.9 GB, the environment 5.8, with CPU=1 0.5 and 2.1. ONLY="deepspeed tyro" gathers these packages alone, for
-# nodes that have the others. After an interruption pip's cache has what had come.
+# VENV are other folders. CPU=1 takes torch without CUDA, from the index that PIP_EXTRA_INDEX_URL names; ONLY="tyro rich"
+# gathers these alone. All wheels have 2.9 GB, the environment 5.8, with CPU=1 0.5 and 2.1. pip's cache keeps what came.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} wheels=$(realpath -m "${WHEELS:-wheels}") venv=${VENV:-.venv} cpu=${CPU:-0} ONLY=${ONLY:-}
