@@ -43,6 +43,8 @@ WORKER = Path(__file__).with_name("worker.py")
 OUT, DRY = ROOT / "build/gpu", ROOT / "build/gpu-dry"
 """Folders of the results."""
 FOUND, LOG, PROFILE = "results.json", "log.txt", "profile"
+PARTIAL = "running.json"
+"""What a benchmark has measured so far."""
 ENDING = 10.0
 """Seconds before --until that are reserved for ending a part and writing its results."""
 BROKEN = 70
@@ -108,6 +110,7 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
     """Runs workers until no part is left; returns the exit code."""
     folder, since, end = settings.folder, time.time(), settings.until - ENDING
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(ON_CPU if settings.dry else {})}
+    write_json(folder / FOUND, {name: each for name, each in read_state(folder).items() if name != "running"})
     while True:
         child = Child([sys.executable, str(WORKER), *sys.argv[1:], f"--since={since}"], say, environment)
         try:
@@ -118,6 +121,8 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
         lost = state.pop("running", None)
         if lost is not None:
             lost["ended"] = "ran out of time" if code is None else f"ended its process with {code}"
+            if (folder / PARTIAL).exists():
+                lost["measured"] = read_json(folder / PARTIAL)
             state["parts"][lost.pop("name")] = lost
             write_json(folder / FOUND, state)
         if (lost is None and code != BROKEN) or time.time() > end:

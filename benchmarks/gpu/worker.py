@@ -16,7 +16,6 @@ if __name__ == "__main__":
 
     prepare_process()
 
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from rich.console import Console
 from benchmarks import throughput
 from benchmarks.contests import OURS
 from benchmarks.gpu.probes import SHARDS, measure_attention, measure_fp8, measure_host, run_tests, train_twice
-from benchmarks.gpu.run import BROKEN, ENDING, FOUND, PROFILE, GpuRun, read_state
+from benchmarks.gpu.run import BROKEN, ENDING, FOUND, PARTIAL, PROFILE, GpuRun, read_state
 from benchmarks.measure import describe_environment, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.sides import sides_in_this_process
@@ -118,16 +117,16 @@ def run_part(part: Part, settings: GpuRun, state: dict[str, Any], console: Conso
     state["running"] = {"name": part.name, "begun": begun, "limit": begun + 30 + 2 * part.seconds}
     write_json(settings.folder / FOUND, state)
     console.print(f"== {part.name}: {part.what}", markup=False)
-    with tempfile.TemporaryDirectory() as scratch:
-        out = Path(scratch) / "found.json"
-        try:
-            set_arithmetic(Precision(), Compute(), choose_device("auto", World()))  # whatever the part before has set
-            found = part.measure(settings.dry, out, console)
-        except Exception as error:
-            ended = f"failed: {error}"
-            if not isinstance(error, UserError):
-                traceback.print_exc()
-        measured = read_json(out) if out.exists() else found
+    out = settings.folder / PARTIAL
+    out.unlink(missing_ok=True)
+    try:
+        set_arithmetic(Precision(), Compute(), choose_device("auto", World()))  # whatever the part before has set
+        found = part.measure(settings.dry, out, console)
+    except Exception as error:
+        ended = f"failed: {error}"
+        if not isinstance(error, UserError):
+            traceback.print_exc()
+    measured = read_json(out) if out.exists() else found
     disconnect()
     torch.set_num_threads(threads)
     seconds = round(time.time() - begun, 1)
@@ -192,7 +191,7 @@ PARTS = (
     Part("fine-tuning", 60, "fine-tuning of base, beside the Trainer", compare_fine_tuning, TEXTS),
     Part("run", 120, "a run by train.py, killed and continued", train_twice),
     Part("deterministic", 20, "what the same bits cost", compare("large-128-256", f"{OURS}, deterministic")),
-    Part("peer", 60, "compiled transformers", compare("large-128-256", "transformers, compiled"), ("transformers",)),
+    Part("peer", 75, "compiled transformers", compare("large-128-256", "transformers, compiled"), ("transformers",)),
 )
 
 if __name__ == "__main__":

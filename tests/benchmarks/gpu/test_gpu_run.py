@@ -122,11 +122,15 @@ from benchmarks.measure import run_command
 
 run.DRY = Path(__file__).with_name("results")
 
+def die(_, out, __):
+    out.write_text('{"figure": 3}')
+    os.abort()
+
 def break_gpu(*_):
     worker.has_fault = lambda: True
     raise RuntimeError("an illegal address")
 
-works = {"one": lambda *_: {"figure": 1}, "dies": lambda *_: os.abort(), "breaks": break_gpu}
+works = {"one": lambda *_: {"figure": 1}, "dies": die, "breaks": break_gpu}
 works |= {"hangs": lambda *_: time.sleep(300), "last": lambda *_: {"figure": 2}}
 worker.PARTS = [Part(name, -14 if name == "hangs" else 9, name, work) for name, work in works.items()]
 run_command(worker.GpuRun, worker.measure, "gpu")
@@ -148,6 +152,9 @@ def test_another_process_goes_on_where_one_dies_or_hangs(
     names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "worker.py").write_text(FAULTS)
+    (tmp_path / "results").mkdir()
+    stale = {"parts": {}, "running": {"name": "killed", "begun": 0.0, "limit": 1.0}}
+    (tmp_path / "results/results.json").write_text(json.dumps(stale))
     monkeypatch.setattr(run, "WORKER", tmp_path / "worker.py")
     monkeypatch.setattr(run, "DRY", tmp_path / "results")
     monkeypatch.setattr(sys, "argv", ["run.py", "--dry", "--parts", *names])
@@ -156,7 +163,7 @@ def test_another_process_goes_on_where_one_dies_or_hangs(
     assert run.measure(GpuRun(dry=True), open_console(soft_wrap=True)) == 1
     parts = json.loads((tmp_path / "copies/results.json").read_text())["parts"]
     assert {name: part["ended"] for name, part in parts.items()} == {name: ENDS[name] for name in names}
-    assert parts["last"]["measured"] == {"figure": 2}
+    assert [parts[name]["measured"] for name in ("dies", "last")] == [{"figure": 3}, {"figure": 2}]
     log = (tmp_path / "copies/log.txt").read_text()
     assert "dies: ended its process with -6; once more: make gpu PARTS=dies" in log
 
