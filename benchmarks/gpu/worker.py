@@ -159,8 +159,8 @@ def measure(settings: GpuRun, console: Console) -> int:
     for part in chosen:
         record = state["parts"].get(part.name, {"begun": 0.0, "ended": ""})
         absent = find_missing_packages(*part.needs)
-        is_old = settings.again or settings.dry or record["ended"] != "done"
-        if record["begun"] >= settings.since or not is_old:
+        is_due = settings.again or settings.dry or record["ended"] != "done"
+        if record["begun"] >= settings.since or not is_due:
             console.print(f"== {part.name}: {record['ended']} already", markup=False)
         elif absent:
             console.print(f"== {part.name}: left out, for want of {', '.join(absent)}", markup=False)

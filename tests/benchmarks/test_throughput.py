@@ -172,7 +172,7 @@ def test_sides_that_do_not_fit_in_memory_together_run_apart(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_what_is_measured_is_kept_before_the_next_side_begins(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(partial(failing, UserError("no such side"))))
-    monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
+    monkeypatch.setattr(throughput, "measure_flops", lambda *_, **__: 1e9)
     bench, keeps = make_bench(shared.data, "cloze", "broken", rounds=1), list[dict[str, Any]]()
     with pytest.raises(SideFailedError, match="no such side"):
         throughput.run_contest(Contest.parse("tiny-32-2"), bench, apart=True, keep=keeps.append)
