@@ -70,7 +70,7 @@ FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 PADDINGS = ("padded", "dynamic")
 DEMO = "demo"
 """Stands for a task on sentences of the demo corpus, in the format of SST-2."""
-STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 32
+STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 8
 """Steps of an epoch, so that a turn takes seconds: by the size of the model on a CPU; LEAST_STEPS for other sizes."""
 LEAST_STEPS = 4
 
