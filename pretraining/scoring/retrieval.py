@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -32,11 +32,44 @@ Compute = Callable[[Sequence[str]], Array]
 """Computes the vectors of texts, (texts, width)."""
 
 
-class Best(NamedTuple):
-    """The best passages of some queries, the best first; rows of the corpus, -1 where there are fewer."""
+class Ranking:
+    """The best passages of queries among those that were added: of equal scores, the one with the highest place."""
 
-    rows: Array  # (q, BEST) int64
-    scores: Array  # (q, BEST) fp32
+    def __init__(self, queries: int, count: int, places: Array | None = None) -> None:
+        """`places`: of each passage; by default an earlier one is before a later one."""
+        self.rows = np.full((queries, count), -1)
+        """(queries, count) numbers of passages, the best first; -1 where there are fewer"""
+        self.scores = np.full((queries, count), -np.inf, np.float32)
+        self._places = places
+
+    def add_block(self, queries: Array, passages: Array, first: int) -> None:
+        """Adds the passages with these vectors, scored by their products with those of all queries; `first` is the
+        number of the first one."""
+        count, most = self.rows.shape[1], max(1, TOGETHER // len(passages))
+        for start in range(0, len(queries), most):
+            own = slice(start, start + most)
+            products, least = queries[own] @ passages.T, self.scores[own, -1]
+            if len(passages) > count:
+                least = np.maximum(least, np.partition(products, -count, axis=1)[:, -count])
+            query, column = np.nonzero(products >= least[:, None])
+            self._insert(own, query, first + column, products[query, column])
+
+    def add_ranking(self, rows: Array, scores: Array) -> None:
+        """Adds the passages of another ranking of the same queries."""
+        query, column = np.nonzero(rows >= 0)
+        self._insert(slice(None), query, rows[query, column], scores[query, column])
+
+    def _insert(self, own: slice, query: Array, rows: Array, scores: Array) -> None:
+        """Inserts passages, each found for one of its own queries, among the best of these."""
+        kept = np.nonzero(self.rows[own] >= 0)
+        query, rows = np.concatenate([kept[0], query]), np.concatenate([self.rows[own][kept], rows])
+        scores = np.concatenate([self.scores[own][kept], scores])
+        order = np.lexsort((rows if self._places is None else -self._places[rows], -scores, query))
+        query = query[order]
+        place = np.arange(len(query)) - np.searchsorted(query, query)
+        best = place < self.rows.shape[1]
+        at = query[best], place[best]
+        self.rows[own][at], self.scores[own][at] = rows[order[best]], scores[order[best]]
 
 
 @dataclass(frozen=True)
@@ -116,62 +149,34 @@ class Retrieval:
         before: Callable[[], None] = lambda: None,
         rank: int = 0,
         ranks: int = 1,
-    ) -> Best:
+    ) -> Ranking:
         """Finds the best passages of every query by the cosine of vectors, or by their product.
 
-        Each of several ranks reads some of the blocks, so the results must be merged. `before` is called before each
+        Each of several ranks reads some of the blocks, so the rankings must be added. `before` is called before each
         block, equally often on all ranks.
         """
-        vectors = prepare(compute(self.queries), by_dot, [f"query {name!r}" for name in self.names])
-        best = self._start()
+        before()
+        vectors = prepare(compute(self.queries), by_dot, lambda row: f"query {self.names[row]!r}")
+        found = self.start_ranking()
         for number, (first, texts) in enumerate(self.blocks()):
             if number % ranks == 0:
                 before()
             if number % ranks == rank:
-                names = [f"{self.corpus}: passage {row:,}" for row in range(first + 1, first + len(texts) + 1)]
-                self._rank_block(best, vectors, prepare(compute(texts), by_dot, names), first)
-        return best
+                passages = prepare(compute(texts), by_dot, partial(self._name_passage, first))
+                found.add_block(vectors, passages, first)
+        return found
 
-    def merge(self, parts: Sequence[Best]) -> Best:
-        """Merges the best passages of several parts of the corpus."""
-        best = self._start()
-        for part in parts:
-            query, column = np.nonzero(part.rows >= 0)
-            self._insert(best, slice(None), query, part.rows[query, column], part.scores[query, column])
-        return best
+    def start_ranking(self) -> Ranking:
+        return Ranking(len(self.queries), BEST, self.places)
 
-    def score(self, best: Best) -> RetrievalScores:
-        """Computes the scores of a ranking."""
-        found = measure(self.grades, best.rows)
-        count = len(self.grades)
+    def score(self, rows: Array) -> RetrievalScores:
+        """Computes the scores of the rows of a ranking."""
+        found, count = measure(self.grades, rows), len(self.grades)
         errors = found.std(axis=1, ddof=min(1, count - 1)) / np.sqrt(count)
         return RetrievalScores(count, len(self.places), *found.mean(axis=1).tolist(), *errors.tolist())
 
-    def _start(self) -> Best:
-        size = len(self.queries), BEST
-        return Best(np.full(size, -1), np.full(size, -np.inf, np.float32))
-
-    def _rank_block(self, best: Best, queries: Array, passages: Array, first: int) -> None:
-        """Inserts the passages of a block, of which `first` is the first row."""
-        most = max(1, TOGETHER // len(passages))
-        for start in range(0, len(queries), most):
-            own = slice(start, start + most)
-            products, least = queries[own] @ passages.T, best.scores[own, -1]
-            if len(passages) > BEST:
-                least = np.maximum(least, np.partition(products, -BEST, axis=1)[:, -BEST])
-            query, column = np.nonzero(products >= least[:, None])
-            self._insert(best, own, query, first + column, products[query, column])
-
-    def _insert(self, best: Best, own: slice, query: Array, rows: Array, scores: Array) -> None:
-        """Inserts passages, each found for one of its own queries, among the best of these."""
-        kept = np.nonzero(best.rows[own] >= 0)
-        query, rows = np.concatenate([kept[0], query]), np.concatenate([best.rows[own][kept], rows])
-        scores = np.concatenate([best.scores[own][kept], scores])
-        order = np.lexsort((-self.places[rows], -scores, query))
-        query = query[order]
-        place = np.arange(len(query)) - np.searchsorted(query, query)
-        chosen, query, place = order[place < BEST], query[place < BEST], place[place < BEST]
-        best.rows[own][query, place], best.scores[own][query, place] = rows[chosen], scores[chosen]
+    def _name_passage(self, first: int, row: int) -> str:
+        return f"{self.corpus}: passage {first + row + 1:,}"
 
 
 def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
@@ -187,12 +192,12 @@ def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
     return np.stack([gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first])
 
 
-def prepare(vectors: Array, by_dot: bool, names: Sequence[str]) -> Array:
+def prepare(vectors: Array, by_dot: bool, name: Callable[[int], str]) -> Array:
     """Divides vectors by their lengths, unless they are compared `by_dot`; raises UserError with the name of one that
     is not of finite numbers."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
-        raise UserError(f"{names[int(finite.argmin())]}: its vector has NaN or infinite numbers: the model is damaged")
+        raise UserError(f"{name(int(finite.argmin()))}: its vector has NaN or infinite numbers: the model is damaged")
     return vectors if by_dot else vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), TINY)
 
 

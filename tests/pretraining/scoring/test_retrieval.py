@@ -117,8 +117,10 @@ def test_metrics_and_ties_are_those_of_trec_eval(
         patch.setattr(module, "BLOCK", block)
         patch.setattr(module, "TOGETHER", 2 * block)
         parts = [retrieval.rank(compute, by_dot=True, rank=rank, ranks=ranks) for rank in range(ranks)]
-    best = parts[0] if ranks == 1 else retrieval.merge(parts)
-    found = measure(retrieval.grades, best.rows)
+    merged = retrieval.start_ranking()
+    for part in parts:
+        merged.add_ranking(part.rows, part.scores)
+    found = measure(retrieval.grades, merged.rows)
     run = {
         query: {name: float(score) for name, score in zip(names, row, strict=True)}
         for query, row in zip(queries, products, strict=True)
