@@ -133,7 +133,7 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-class Fields:
+class TextFields:
     """The texts of rows, by their fields."""
 
     usual: ClassVar[tuple[str, ...]] = ()
@@ -162,7 +162,7 @@ class Fields:
 
 
 @dataclass(eq=False)
-class FineTuned(Fields, ABC):
+class FineTuned(TextFields, ABC):
     """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
     logits."""
 

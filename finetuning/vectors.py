@@ -25,7 +25,7 @@ from data_prep.common.files import read_table, replacing, sha256, writable, writ
 from data_prep.common.launchers import World
 from finetuning.flags import Predict
 from finetuning.model.serving import check_int8
-from finetuning.prediction import DIGITS, Fields
+from finetuning.prediction import DIGITS, TextFields
 from finetuning.running.base import compute_checksum
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.checkpoint.models import StoredModel
@@ -42,7 +42,7 @@ HEADER = 128
 """Bytes before the vectors of a .npy."""
 
 
-class OneText(Fields):
+class OneText(TextFields):
     """Rows of one text, which other columns may stand beside."""
 
     task = {"fields": ("text",)}  # noqa: RUF012
