@@ -44,7 +44,7 @@ from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
 from finetuning.prediction import Answer, FineTuned, Row, TextFields, Texts, find_fine_tuned, load
-from finetuning.vectors import CHARACTERS, ROWS, OneText, VectorFile
+from finetuning.vectors import ROWS, OneText, VectorFile, cut_stretches
 from pretraining.checkpoint.record import list_finished
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -123,16 +123,9 @@ def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[
         at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
         if path == STANDARD_INPUT and sys.stdin.isatty():
             print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-        rows: list[tuple[Asked, Texts]] = []
-        characters = 0
-        for asked, texts in RowReader(model, stream, path, wanted.format).read():
-            rows.append((asked, texts))
-            characters += sum(map(len, texts))
-            if at_once or len(rows) == ROWS or characters >= CHARACTERS:
-                yield answer_rows(model, rows, wanted.with_input)
-                rows, characters = [], 0
-        if rows:
-            yield answer_rows(model, rows, wanted.with_input)
+        rows = RowReader(model, stream, path, wanted.format).read()
+        for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if at_once else ROWS):
+            yield answer_rows(model, stretch, wanted.with_input)
 
 
 def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
