@@ -57,11 +57,10 @@ class Contrast:
         settings: Embeddings,
         batches: StepBatches[TaskBatch],
         seeds: Seeds,
-        mark: Callable[[], None],
+        mark: Callable[[], None] = lambda: None,
     ):
         """Computes the vectors of several micro-batches in a first pass, with the dropout of the second one."""
         self.settings, self.mark = settings, mark
-        self.micro = iter(batches.micro)
         self.found: Iterator[tuple[Tensor, Tensor]] | None = None
         if len(batches.micro) > 1:
             seed_step(engine, seeds)
@@ -87,7 +86,8 @@ class Contrast:
         choices = batches.micro[0].choices
         own = [each for each, has in zip(vectors, labelled, strict=True) if has]
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
-        mine = torch.cat([vectors[0][:0], *own]).view(-1, choices, vectors[0].shape[1])
+        whole = torch.cat([vectors[0][:0], *own])
+        mine = whole.view(len(whole) // choices, choices, whole.shape[1])
         answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
         self.mark()
         counts, every = gather_rows(mine)
@@ -110,7 +110,7 @@ def compute_contrast(vectors: Tensor, labels: Tensor, settings: Embeddings) -> t
         total = torch.zeros((), device=leaf.device)
         for width in settings.widths or (leaf.shape[2],):
             for part in _compute_parts(leaf, width, labels, settings):
-                part.backward()
+                torch.autograd.backward(part)
                 total += part.detach()
     assert leaf.grad is not None
     return total, leaf.grad
@@ -140,7 +140,7 @@ def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embe
     loss = F.cross_entropy(logits, right, reduction="sum")
     if settings.symmetric:
         back = find_same(texts[:, [1, 0]], rows)
-        logits = (passages[rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
+        logits = (passages[: len(vectors)][rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
         loss = 0.5 * (loss + F.cross_entropy(logits, right, reduction="sum"))
     return loss / len(vectors)
 
