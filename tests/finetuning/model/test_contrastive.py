@@ -158,8 +158,8 @@ def test_negatives_are_those_of_all_ranks(ranks: int, folder: Path) -> None:
 
 
 def test_equal_texts_are_no_negatives_of_each_other() -> None:
-    """Of a question: its own passage where it occurs again, its own text, and the passages of an equal question, but not
-    the hard negatives of that one. What does not count has no gradient either."""
+    """Of a question: its own passage where it occurs again, its own text, and the passages of an equal question, but
+    not the hard negatives of that one."""
     draw = torch.Generator().manual_seed(1)
     vectors = torch.randn(4, 3, 8, generator=draw)
     texts = torch.tensor([[0, 1, 2], [0, 3, 4], [5, 1, 6], [7, 8, 0]], dtype=torch.float64)
