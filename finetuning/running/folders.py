@@ -72,7 +72,8 @@ def _write_fine_tuned(
         scores=kept.scores,
         settings={name: getattr(settings, name) for name in TOLD},
     )
-    card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made)
+    widths = settings.embeddings.widths
+    card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made, widths)
     with replacing_folder(run.folder / MODEL) as unfinished:
         pooling = choose_pooling(base.model, settings) if head.kind == "embeddings" else None
         write_fine_tuned(unfinished, shape, head, weights, vocabulary, card, use, settings.length, pooling)

@@ -147,6 +147,8 @@ class Session:
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         self.runs = {}
         for task in self.tasks:
+            if task.head.kind == "embeddings":
+                self.base.require_vectors(self.settings)
             asks_model = task.answer_without_model() is None
             if asks_model and self.flags.evaluate:
                 find_order(task.head, self.model)

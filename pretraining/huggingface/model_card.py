@@ -186,6 +186,7 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
         front=_write_front(shape, objective.tag, licence, base, theirs, settings.get("language")),
         facts=_list_facts(shape, count_parameters(list_weights(shape)), licence, facts),
         loaded_by=objective.auto_class(shape),
+        vectors=False,
         command=None if theirs else "run_task.py TASK.toml --model",
         remarks=list(filter(None, remarks)),
         objective=objective,
@@ -196,8 +197,11 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
     )
 
 
-def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
-    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces."""
+def make_task_card(
+    shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance, widths: Sequence[int] = ()
+) -> str:
+    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces; `widths`: numbers of first
+    values of its vectors that are of use alone."""
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
@@ -208,6 +212,8 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
         front=_write_front(shape, use, None, made.base if made.pretrained else None, theirs),
         facts=_list_facts(shape, parameters, None, {"longest sequence": f"{length:,} pieces", **labels}),
         loaded_by=find_auto_class(shape, head),
+        vectors=head.kind == "embeddings",
+        widths=widths,
         command="predict.py",
         says=says,
         made=made,
