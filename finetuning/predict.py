@@ -39,7 +39,7 @@ from data_prep.common.flags import read_flags
 from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
-from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, told_at
+from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
 from finetuning.prediction import Answer, FineTuned, Row, Texts, find_fine_tuned, load
 
@@ -187,18 +187,6 @@ class RowReader:
                 + " (rows of texts alone: --format tabs)" * (self._kind == "tsv")
             )
         return header
-
-
-def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Yields the text of every line, without its line end and a byte order mark."""
-    head = b""
-    for number, line in enumerate(stream, 1):
-        head = head or line[:HEAD]
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise not_utf8(name, number, head, error) from error
-        yield text.removesuffix("\n").removesuffix("\r")
 
 
 def name_values(header: list[str], values: list[str], where: str) -> Row:
