@@ -107,13 +107,10 @@ class Base:
         for name in ("features.layers", "bilstm.hidden", "language_loss"):
             section, _, key = name.rpartition(".")
             if getattr(getattr(settings, section) if section else settings, key):
-                raise UserError(
-                    f"{name}: the vectors of a task of embeddings are those of the model itself; leave it out"
-                )
-        if wide := [width for width in settings.embeddings.widths if width > self.model.shape.hidden]:
-            raise UserError(
-                f"embeddings.widths: {wide[0]}: a vector of {self.model.name} has {self.model.shape.hidden}"
-            )
+                raise UserError(f'{name}: kind = "embeddings" trains the vectors of the model itself; leave it out')
+        whole = self.model.shape.hidden
+        if wide := [width for width in settings.embeddings.widths if width > whole]:
+            raise UserError(f"embeddings.widths: {wide[0]}: a vector of {self.model.name} has {whole} values")
 
     def list_doubts(self, settings: FineTuning) -> Iterator[str]:
         """Lists doubts for the user: sequences longer than in pre-training."""

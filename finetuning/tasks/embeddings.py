@@ -20,6 +20,7 @@ from finetuning.tasks.scores import Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions, read_scores
 from finetuning.tasks.task import PieceLengths, Seen, Setup
 from pretraining.architectures.weights import TaskHead
+from pretraining.scoring.retrieval import BLOCK, Retrieval, measure
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -151,16 +152,17 @@ def count_equal_texts(items: EmbeddingItems) -> list[str]:
 
 
 def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
-    known, first = np.unique(labels[:, 1:], return_index=True)
-    corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[first]
-    asked, index = np.unique(labels[:, 0], return_index=True)
-    scores = vectors[index, 0] @ corpus.T
-    found: dict[str, list[float]] = {name: [] for name in RANKED}
-    for row, text in zip(scores, asked, strict=True):
-        right = np.isin(known, labels[labels[:, 0] == text, 1])
-        hits = np.flatnonzero(right[np.argsort(-row, kind="stable")])
-        gains = 1 / np.log2(np.arange(10) + 2)
-        found["mrr@10"].append(1 / (hits[0] + 1) if hits[0] < 10 else 0.0)
-        found["ndcg@10"].append(gains[hits[hits < 10]].sum() / gains[: len(hits)].sum())
-        found["recall@100"].append((hits < 100).mean())
-    return {name: np.array(values) for name, values in found.items()}
+    """Computes the figures of each different question: how near to it its passages are, among all different passages.
+    `labels` (n, c): numbers of texts, and their normalized `vectors` (n, c, H)."""
+    asked, questions, of_items = np.unique(labels[:, 0], return_index=True, return_inverse=True)
+    _, passages, places = np.unique(labels[:, 1:], return_index=True, return_inverse=True)
+    grades: list[dict[int, int]] = [{} for _ in asked]
+    for question, passage in zip(of_items.tolist(), places.reshape(len(labels), -1)[:, 0].tolist(), strict=True):
+        grades[question][passage] = 1
+    corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[passages]
+    ranking = Retrieval(Path(), (), ("",) * len(asked), tuple(grades), np.arange(len(corpus), dtype=np.int32))
+    best = ranking.start()
+    for first in range(0, len(corpus), BLOCK):
+        ranking.rank_block(best, vectors[questions, 0], corpus[first : first + BLOCK], first)
+    ndcg, recall, mrr = measure(grades, best.rows)
+    return dict(zip(RANKED, (mrr, ndcg, recall), strict=True))

@@ -28,6 +28,7 @@ from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
 """The settings of the data that a card contains."""
+SIMILARITY = "sentence-similarity"
 USES: dict[Kind, tuple[str, str]] = {
     "classes": ("text-classification", "one label of a text or a pair"),
     "labels": ("text-classification", "any of several labels of a text or a pair"),
@@ -35,7 +36,7 @@ USES: dict[Kind, tuple[str, str]] = {
     "choice": ("multiple-choice", "which of several texts goes on best"),
     "spans": ("question-answering", "where in a text the answer to a question is"),
     "tags": ("token-classification", "a tag for every word"),
-    "embeddings": ("sentence-similarity", "the vector of a text, which is near to those of texts that belong to it"),
+    "embeddings": (SIMILARITY, "by vectors that are near to each other which texts belong together"),
 }
 """The use of each kind of head on the hub, and its output."""
 HELD_OUT = ", held out"
@@ -200,8 +201,8 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
 def make_task_card(
     shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance, widths: Sequence[int] = ()
 ) -> str:
-    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces; `widths`: numbers of first
-    values of its vectors that are of use alone."""
+    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces; `widths`: how many
+    first values of its vectors are of use alone."""
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
@@ -253,7 +254,7 @@ def _write_front(
     """Makes the YAML for the hub: use, licence and base model, and the library if transformers loads the model."""
     kind = find_architecture(shape.architecture)
     content = ModelCardData(
-        library_name="transformers" if theirs else None,
+        library_name=("sentence-transformers" if use == SIMILARITY else "transformers") if theirs else None,
         pipeline_tag=use if theirs else None,
         tags=[kind.model_type or shape.architecture, use],
         license=licence,

@@ -123,18 +123,18 @@ class Retrieval:
         block, equally often on all ranks.
         """
         vectors = prepare(compute(self.queries), by_dot, [f"query {name!r}" for name in self.names])
-        best = self._start()
+        best = self.start()
         for number, (first, texts) in enumerate(self.blocks()):
             if number % ranks == 0:
                 before()
             if number % ranks == rank:
                 names = [f"{self.corpus}: passage {row:,}" for row in range(first + 1, first + len(texts) + 1)]
-                self._rank_block(best, vectors, prepare(compute(texts), by_dot, names), first)
+                self.rank_block(best, vectors, prepare(compute(texts), by_dot, names), first)
         return best
 
     def merge(self, parts: Sequence[Best]) -> Best:
         """Merges the best passages of several parts of the corpus."""
-        best = self._start()
+        best = self.start()
         for part in parts:
             query, column = np.nonzero(part.rows >= 0)
             self._insert(best, slice(None), query, part.rows[query, column], part.scores[query, column])
@@ -147,11 +147,12 @@ class Retrieval:
         errors = found.std(axis=1, ddof=min(1, count - 1)) / np.sqrt(count)
         return RetrievalScores(count, len(self.places), *found.mean(axis=1).tolist(), *errors.tolist())
 
-    def _start(self) -> Best:
+    def start(self) -> Best:
+        """Makes a ranking without passages."""
         size = len(self.queries), BEST
         return Best(np.full(size, -1), np.full(size, -np.inf, np.float32))
 
-    def _rank_block(self, best: Best, queries: Array, passages: Array, first: int) -> None:
+    def rank_block(self, best: Best, queries: Array, passages: Array, first: int) -> None:
         """Inserts the passages of a block, of which `first` is the first row."""
         most = max(1, TOGETHER // len(passages))
         for start in range(0, len(queries), most):

@@ -1,5 +1,5 @@
-"""Runs of a task of vectors: the same however they are stopped, on any ranks and in any micro-batches; and folders, which
-sentence-transformers opens with the same vectors, and which go on with the pooling of the folder that they began with."""
+"""Runs of a task of vectors: the same however they are stopped, on any ranks and in any micro-batches; and folders,
+which sentence-transformers opens with the same vectors, and which go on with the pooling of the one they began with."""
 
 import json
 import random
@@ -42,15 +42,15 @@ def run(pairs: Toy, out: str, *more: object, ranks: int = 1) -> dict[str, Any]:
     return outcome(pairs.folder / out)
 
 
-@pytest.mark.parametrize(
-    ("ranks", "more"),
-    [
-        (2, ["--micro_batch", "3"]),
-        slow(1, ["--micro_batch", "3"]),
-        slow(2, ["--parallel.zero", "2"]),
-        slow(2, ["--micro_batch", "2", "--parallel.zero", "3"]),
-    ],
-)
+WAYS = [
+    (2, ["--micro_batch", "3"]),
+    slow(1, ["--micro_batch", "3"]),
+    slow(2, ["--parallel.zero", "2"]),
+    slow(2, ["--micro_batch", "2", "--parallel.zero", "3"]),
+]
+
+
+@pytest.mark.parametrize(("ranks", "more"), WAYS)
 def test_stops_ranks_and_micro_batches_change_nothing(pairs: Toy, ranks: int, more: list[str]) -> None:
     """With dropout, whose masks are those of the first pass in the second one. Stopped runs have the same bits; other
     ranks and micro-batches round otherwise."""
@@ -83,7 +83,7 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     assert read_pooling(model) == Pooling(how, normalizes=True)
     theirs = library.SentenceTransformer(str(model), device="cpu")
     assert (theirs.max_seq_length, json.loads((model / "task.json").read_text())["kind"]) == (48, "embeddings")
-    vectors = [answer["vector"] for answer in load(model)(TEXTS)]
+    vectors = [answer["vector"] for answer in load(model, "fp32")(TEXTS)]
     np.testing.assert_allclose(vectors, theirs.encode(TEXTS), atol=1e-5)
     score = results(begin.folder / "out")["score"]
     again = Toy(model, begin.data, begin.folder)
