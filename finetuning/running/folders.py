@@ -53,6 +53,8 @@ def keep_model(
     for split, output in outputs.items():
         task.write_predictions(split, output, run.folder / PREDICTIONS)
     use = {"task": task.name, **task.describe_use(next(iter(outputs.values())))}
+    if task.head.kind == "embeddings":
+        use["widths"] = list(settings.embeddings.widths)
     if settings.features.layers or settings.bilstm.hidden:
         _write_without_class(run, base, shape, weights, use)
     else:
@@ -162,7 +164,9 @@ def _read_features(
     if any(checksums):
         changed = names[checksums.index(True)]
         raise UserError(f"{folder}: {changed} is not the model that it learned on; put that one back")
-    return base.build_model(head, settings), base.model.vocabulary
+    model = base.build_model(head, settings)
+    assert isinstance(model, FeatureModel)
+    return model, base.model.vocabulary
 
 
 def _find_lasting_name(model: StoredModel) -> str:

@@ -17,8 +17,8 @@ from data_prep.readers.tables import TextTable
 from finetuning.inputs import Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import Certainty, bootstrap_spreads
-from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions, read_scores
-from finetuning.tasks.task import PieceLengths, Seen, Setup
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
+from finetuning.tasks.task import PieceLengths, Seen
 from pretraining.architectures.weights import TaskHead
 from pretraining.scoring.retrieval import BLOCK, Retrieval, measure
 
@@ -46,8 +46,10 @@ class EmbeddingItems(SentenceItems):
 class EmbeddingTask(SentenceTask):
     """A task of vectors. Without scores, its labels are numbers of texts, equal for equal texts."""
 
-    widths: tuple[int, ...] = ()
-    """The Matryoshka widths, of which a user of the model may choose."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.has_scores:
+            self.notes += tuple(count_equal_texts(self.train.labels))
 
     @property
     def has_scores(self) -> bool:
@@ -100,8 +102,8 @@ class EmbeddingTask(SentenceTask):
             file.write(format_predictions(TaskHead("score"), cosines[:, None]))
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
-        """Describes the layout of text, and the widths of vectors."""
-        return {"kind": self.head.kind, "length": self.train.length, "widths": list(self.widths)}
+        """Describes the layout of text."""
+        return {"kind": self.head.kind, "length": self.train.length}
 
 
 def normalize(vectors: Array) -> Array:
@@ -119,20 +121,13 @@ def _average(found: Mapping[str, Array], chosen: Array) -> dict[str, float]:
     return {name: float(values[chosen].mean()) for name, values in found.items()}
 
 
-def read_items(
-    tables: Mapping[str, TextTable], fields: Sequence[str], label: str, setup: Setup
-) -> tuple[dict[str, EmbeddingItems], tuple[str, ...]]:
-    """Reads the items of each split, and the figures, the default first. `fields`: columns of texts; `label`: the
-    column of scores, empty for none."""
-    items = {}
-    for split, table in tables.items():
-        texts = tuple(map(table.column, fields))
-        for column, own in zip(fields, texts, strict=True):
-            if (empty := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
-                table.fail(empty, f"{column} is empty: each text needs one that belongs to it; leave the row out")
-        labels = read_scores(table, label) if label else number_texts(texts)
-        items[split] = EmbeddingItems(setup.cutter, setup.settings.length, texts, labels)
-    return items, SCORED if label else RANKED
+def read_texts(table: TextTable, fields: Sequence[str]) -> tuple[list[str], ...]:
+    """Reads columns of texts, none of them empty."""
+    texts = tuple(map(table.column, fields))
+    for column, own in zip(fields, texts, strict=True):
+        if (empty := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
+            table.fail(empty, f"{column} is empty: each text needs one that belongs to it; leave the row out")
+    return texts
 
 
 def number_texts(texts: Sequence[Sequence[str]]) -> Array:
@@ -142,13 +137,11 @@ def number_texts(texts: Sequence[Sequence[str]]) -> Array:
     return np.array(found, np.int64).reshape(-1, len(texts))
 
 
-def count_equal_texts(items: EmbeddingItems) -> list[str]:
-    """Makes a note on the items that have a text in common with others."""
-    assert items.labels is not None
-    counts = np.bincount(items.labels.ravel())
-    shared = int((counts[items.labels] > 1).any(1).sum())
+def count_equal_texts(numbers: Array) -> list[str]:
+    """Makes a note on the rows of numbers of texts that have one in common with others."""
+    shared = int((np.bincount(numbers.ravel())[numbers] > 1).any(1).sum())
     rule = "equal texts, and those of equal questions, are never negatives of each other"
-    return [f"{shared:,} of {len(items):,} training rows have a text that occurs again: {rule}"] if shared else []
+    return [f"{shared:,} of {len(numbers):,} training rows have a text that occurs again: {rule}"] if shared else []
 
 
 def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
