@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from finetuning.model.heads import Output, TaskBatch
-from finetuning.settings import Embeddings
+from finetuning.settings import EmbeddingSettings
 from pretraining.architectures.declaration import find_architecture
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, seed_step
@@ -54,7 +54,7 @@ class Contrast:
     def __init__(
         self,
         engine: Engine,
-        settings: Embeddings,
+        settings: EmbeddingSettings,
         batches: StepBatches[TaskBatch],
         seeds: Seeds,
         mark: Callable[[], None] = lambda: None,
@@ -102,7 +102,7 @@ class Contrast:
         return found
 
 
-def compute_contrast(vectors: Tensor, labels: Tensor, settings: Embeddings) -> tuple[Tensor, Tensor]:
+def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSettings) -> tuple[Tensor, Tensor]:
     """Computes the loss of vectors (n, c, H) and its gradient. `labels`, in fp64: numbers of texts (n, c), equal for
     equal texts; or scores (n, 1). Each of the Matryoshka widths adds a loss of its own."""
     with torch.enable_grad():
@@ -116,7 +116,7 @@ def compute_contrast(vectors: Tensor, labels: Tensor, settings: Embeddings) -> t
     return total, leaf.grad
 
 
-def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: Embeddings) -> Iterator[Tensor]:
+def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: EmbeddingSettings) -> Iterator[Tensor]:
     """Yields the parts of a loss that are computed one after another, to save memory."""
     if labels.shape[1] == 1:
         yield compute_cosent(_cut(vectors, width), labels[:, 0], settings.temperature)
@@ -130,7 +130,7 @@ def _cut(vectors: Tensor, width: int) -> Tensor:
     return F.normalize(vectors[:, :, :width], dim=2)
 
 
-def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embeddings) -> Tensor:
+def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:
     """Computes these rows' part of the mean cross-entropy of choosing each question's passage among all; if symmetric,
     its mean with that of choosing each passage's question."""
     questions, passages = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)

@@ -48,7 +48,7 @@ class EmbeddingTask(SentenceTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.has_scores:
+        if not self.has_scores and self.train.labels is not None:
             self.notes += tuple(count_equal_texts(self.train.labels))
 
     @property
@@ -114,7 +114,7 @@ def normalize(vectors: Array) -> Array:
 def _compare_vectors(outputs: Ragged, items: int) -> Array:
     """Computes the cosine of the first two vectors of each item."""
     vectors = normalize(outputs.values).reshape(items, -1, outputs.values.shape[1])
-    return np.einsum("nh,nh->n", vectors[:, 0], vectors[:, 1])
+    return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
 
 
 def _average(found: Mapping[str, Array], chosen: Array) -> dict[str, float]:

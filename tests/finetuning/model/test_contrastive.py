@@ -19,7 +19,7 @@ from torch import Tensor
 from finetuning.model import contrastive
 from finetuning.model.contrastive import Contrast, VectorModel, compare_passages, compute_contrast
 from finetuning.running.batches import TrainingBatches
-from finetuning.settings import Embeddings, FineTuning
+from finetuning.settings import EmbeddingSettings, FineTuning
 from finetuning.tasks.embeddings import EmbeddingItems, number_texts
 from pretraining.architectures.weights import TaskHead
 from pretraining.engine.step import Seeds
@@ -91,7 +91,7 @@ def find_gradients(
         TrainingBatches(make_items(choices), FineTuning(batch=ITEMS, micro_batch=micro), *place()).iterate(0)
     )
     engine: Any = SimpleNamespace(forward=model, model=model, device=CPU)
-    contrast = Contrast(engine, Embeddings(**settings), batches, Seeds(1, 1))
+    contrast = Contrast(engine, EmbeddingSettings(**settings), batches, Seeds(1, 1))
     total = 0.0
     for batch in batches.micro:
         loss = contrast.loss_of(model(batch), batches)
@@ -167,18 +167,18 @@ def test_equal_texts_are_no_negatives_of_each_other() -> None:
     of_first = [(0, 1), (3, 1), (0, 2), (1, 2), (2, 2)]  # not (1, 1), (2, 1) and (3, 2)
     logits = torch.stack([cosines[0, 0] @ cosines[place] for place in of_first]) / 0.05
     rows = slice(0, 1)
-    found = compare_passages(cosines, texts, rows, Embeddings()) * len(vectors)
+    found = compare_passages(cosines, texts, rows, EmbeddingSettings()) * len(vectors)
     assert found.item() == pytest.approx(-logits.log_softmax(0)[0].item(), rel=1e-5)
     back = torch.stack([cosines[0, 1] @ cosines[place, 0] for place in (0, 3)]) / 0.05  # not 1 and 2
-    found = 2 * compare_passages(cosines, texts, rows, Embeddings(symmetric=True)) * len(vectors) - found
+    found = 2 * compare_passages(cosines, texts, rows, EmbeddingSettings(symmetric=True)) * len(vectors) - found
     assert found.item() == pytest.approx(-back.log_softmax(0)[0].item(), rel=1e-5)
 
 
 def test_blocks_of_questions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, texts = torch.randn(9, 3, 8), torch.arange(27).view(9, 3).double()
-    wanted = compute_contrast(vectors, texts, Embeddings(symmetric=True))
+    wanted = compute_contrast(vectors, texts, EmbeddingSettings(symmetric=True))
     monkeypatch.setattr(contrastive, "ROWS", 4)
-    for one, other in zip(compute_contrast(vectors, texts, Embeddings(symmetric=True)), wanted, strict=True):
+    for one, other in zip(compute_contrast(vectors, texts, EmbeddingSettings(symmetric=True)), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
