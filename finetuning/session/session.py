@@ -122,6 +122,7 @@ class Session:
             for name in ("from_scratch", "seeds", "learning_rate", "search.learning_rates", "batch", "epochs"):
                 if getattr(flags, name, name in given):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
+        if flags.evaluate or recipe == "embeddings":
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         self.base.require_fit(self.settings)

@@ -39,7 +39,7 @@ from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
-from pretraining.huggingface.pooling import LENGTH, VECTOR_FILES, Pooling
+from pretraining.huggingface.pooling import VECTOR_FILES, Pooling
 from pretraining.huggingface.weights import (
     LISTED,
     check_finite,
@@ -194,7 +194,7 @@ def write_folder(
     tables = {CONFIG: make_config(shape, pieces.special, dtype)}
     _write_files(folder, files, length or shape.positions, tables, export_weights(state, shape), card, dtype)
     if is_theirs(shape):
-        Pooling().write(folder, shape.hidden, length or shape.positions)
+        Pooling().write(folder, shape.hidden)
 
 
 def write_fine_tuned(
@@ -259,10 +259,10 @@ def read_task(folder: Path) -> dict[str, Any]:
 
 
 def read_length(folder: Path, shape: Shape) -> int:
-    """Reads the limit of a folder's tokenizer, or of its vectors, at most the positions of the model."""
-    places = ((TOKENIZER_CONFIG, "model_max_length"), (LENGTH, "max_seq_length"))
-    found = [read_table(folder / file).get(key) for file, key in places if (folder / file).is_file()]
-    return int(min([shape.positions, *(each for each in found if isinstance(each, int | float) and each >= 1)]))
+    """Reads the limit of a folder's tokenizer, at most the positions of the model."""
+    path = folder / TOKENIZER_CONFIG
+    length = read_table(path).get("model_max_length") if path.is_file() else None
+    return int(min(length, shape.positions)) if isinstance(length, int | float) and length >= 1 else shape.positions
 
 
 @contextmanager

@@ -71,18 +71,21 @@ def test_a_killed_run_goes_on(pairs: Toy) -> None:
 
 @pytest.mark.parametrize("how", ["mean", "cls", "last"])
 def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName, pairs: Toy) -> None:
-    """It learns, keeps its pooling, and sentence-transformers, predict.py and the scores have the same vectors."""
+    """It learns by the recipe of vectors, keeps its pooling and its length, and sentence-transformers, predict.py and
+    the scores have the same vectors."""
     library: Any = pytest.importorskip("sentence_transformers")
     library.SentenceTransformer(str(pairs.model), device="cpu").save(str(pairs.folder / "theirs"))
-    Pooling(how, normalizes=True).write(pairs.folder / "theirs", 32, 48)
+    Pooling(how, normalizes=True).write(pairs.folder / "theirs", 32, 40)
     begin = Toy(pairs.folder / "theirs", pairs.data, pairs.folder)
-    run(begin, "out", "--epochs", "8")
+    settings = ["--epochs=8", "--batch=8", "--learning_rate=3e-3", "--precision.dtype=fp32", "--logging.every=3"]
+    command = [pairs.data / "toy.toml", "--model", begin.model, "--out", pairs.folder / "out", *settings]
+    assert_well(fine_tune([*map(str, command)]))
     logged = [line["loss"] for line in metrics(begin.folder / "out" / RUN / "metrics.jsonl") if line["kind"] == "step"]
     assert logged[-1] < 0.8 * logged[0]
     model = begin.folder / "out" / "toy" / "model"
     assert read_pooling(model) == Pooling(how, normalizes=True)
     theirs = library.SentenceTransformer(str(model), device="cpu")
-    assert (theirs.max_seq_length, json.loads((model / "task.json").read_text())["kind"]) == (48, "embeddings")
+    assert (theirs.max_seq_length, json.loads((model / "task.json").read_text())["kind"]) == (40, "embeddings")
     vectors = [answer["vector"] for answer in load(model, "fp32")(TEXTS)]
     np.testing.assert_allclose(vectors, theirs.encode(TEXTS), atol=1e-5)
     score = results(begin.folder / "out")["score"]

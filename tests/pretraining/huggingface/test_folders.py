@@ -163,12 +163,11 @@ def test_a_length_that_no_tokenizer_means_is_that_of_the_positions(said: Any, wa
 
 
 def test_a_change_of_any_file_beside_the_weights_is_named(exported: Path) -> None:
-    """People may edit the model card and what sentence-transformers reads; a folder without another file says so where
-    that is needed."""
+    """People may edit the model card and modules.json; a folder without another file says so where that is needed."""
     for path in sorted(path for path in exported.iterdir() if path.is_file()):
         content = path.read_bytes()
         path.write_bytes(content + b"\n")
-        if path.name in ("README.md", "modules.json", "sentence_bert_config.json"):
+        if path.name in ("README.md", "modules.json"):
             read_folder(exported)
         elif path.name in ("config.json", "tokenizer_config.json"):  # as people name labels by hand
             with pytest.warns(UserWarning, match=rf"{path.name}: its SHA-256 is not"):
