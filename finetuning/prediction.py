@@ -41,6 +41,7 @@ from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.weights import Kind, TaskHead
+from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import (
     CONFIG,
@@ -53,15 +54,18 @@ from pretraining.huggingface.folders import (
     read_task,
 )
 from pretraining.model.batch import CPU
+from pretraining.model.shape import Shape
 from pretraining.processes.group import choose_device
+from pretraining.scoring.embedding import Embedder
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
 Device = Literal["auto", "cpu", "cuda"]
 Answer = dict[str, Any]
+VECTORS = TaskHead("embeddings")
 FIGURES = 9
-"""Significant digits of a score: enough to distinguish neighbouring fp32 values."""
+"""Significant digits of a number: enough to distinguish neighbouring fp32 values."""
 DIGITS = 6
 """Decimals of a probability."""
 ANSWER_LENGTH = 384
@@ -76,13 +80,11 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     """
     folder = find_fine_tuned(Path(folder))
     where = choose_device(device, World())
+    if (folder / CONFIG).exists() and read_head(folder) == VECTORS:
+        return _open_vectors(folder, dtype, where)
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
-    if dtype == "int8":
-        check_int8(where, model.shape)
-        computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
-    else:
-        computes = choose_dtype(dtype, where)
+    computes = choose_numbers(dtype, where, model.shape)
     served: ServedModel | FeatureModel
     if isinstance(model, TaskModel):
         served = ServedModel(model.convert_for_answers(computes, where), int8=dtype == "int8", graphs=graphs)
@@ -93,6 +95,21 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     kinds: dict[Kind, type[FineTuned]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     kind = kinds.get(head.kind, _Sentences)
     return kind(served, head, Cutter(vocabulary), _build_settings(folder, task, head, length), task, where)
+
+
+def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.dtype:
+    """Chooses the numbers in which a model computes, but for those of layers in 8 bits."""
+    if dtype != "int8":
+        return choose_dtype(dtype, where)
+    check_int8(where, shape)
+    return choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
+
+
+def _open_vectors(folder: Path, dtype: Numbers, where: torch.device) -> FineTuned:
+    """Opens a model that makes vectors of texts."""
+    stored = StoredModel.open(str(folder))
+    embedder = Embedder.open(stored, where, choose_numbers(dtype, where, stored.shape), dtype == "int8")
+    return _Vectors(embedder, VECTORS, Cutter(stored.vocabulary), FineTuning(), read_task(folder), where)
 
 
 def find_fine_tuned(folder: Path) -> Path:
@@ -133,29 +150,13 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-@dataclass(eq=False)
-class FineTuned(ABC):
-    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
-    logits."""
+class TextFields:
+    """The texts of rows, by their fields."""
 
     usual: ClassVar[tuple[str, ...]] = ()
     """Default names of fields without task.json."""
-    model: ServedModel | FeatureModel
-    head: TaskHead
-    cutter: Cutter
-    settings: FineTuning
     task: Mapping[str, Any]
     """The content of task.json, empty where there is none."""
-    device: torch.device
-
-    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
-        """Answers every row, in order: names and probabilities, as predict.py writes them."""
-        if isinstance(rows, str | Mapping):
-            raise UserError("one row alone; give a list of rows: model([row])")
-        if not rows:
-            return []
-        fields = self.name_fields(rows[0])
-        return self.answer([self.find_texts(row, fields) for row in rows])
 
     def name_fields(self, first: Row | None = None) -> tuple[str, ...]:
         """Returns the names of the texts of a row. Without task.json, the first row determines their number."""
@@ -176,6 +177,28 @@ class FineTuned(ABC):
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
 
+
+@dataclass(eq=False)
+class FineTuned(TextFields, ABC):
+    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
+    logits."""
+
+    model: ServedModel | FeatureModel | Embedder
+    head: TaskHead
+    cutter: Cutter
+    settings: FineTuning
+    task: Mapping[str, Any]
+    device: torch.device
+
+    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
+        """Answers every row, in order: names and probabilities, as predict.py writes them."""
+        if isinstance(rows, str | Mapping):
+            raise UserError("one row alone; give a list of rows: model([row])")
+        if not rows:
+            return []
+        fields = self.name_fields(rows[0])
+        return self.answer([self.find_texts(row, fields) for row in rows])
+
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         """Answers rows whose texts were found."""
         items = self.make_items(rows)
@@ -184,6 +207,7 @@ class FineTuned(ABC):
     @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
         """Computes the logits of items, in batches of sequences of like lengths."""
+        assert not isinstance(self.model, Embedder), "its vectors need no batches of items"
         device = CPU if isinstance(self.model, ServedModel) else self.device  # it copies batches itself
         parts = list(iterate_logits(self.model.logits, self.head.kind, items, device))
         nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
@@ -238,6 +262,24 @@ class _Sentences(FineTuned):
         best = [names[number] for number in said]
         pairs = zip(best, named, strict=True)
         return [{"label": name, "probability": row[name], "probabilities": row} for name, row in pairs]
+
+
+class _Vectors(FineTuned):
+    """The vector of a text."""
+
+    usual = ("text",)
+
+    def make_items(self, rows: Sequence[Texts]) -> SentenceItems:
+        return SentenceItems(self.cutter, self.settings.length, tuple(zip(*rows, strict=True)), None)
+
+    def logits(self, items: Items) -> Ragged:
+        assert isinstance(self.model, Embedder)
+        assert isinstance(items, SentenceItems)
+        return Ragged(self.model.compute(items.texts[0]), np.arange(1, len(items) + 1))
+
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        spelled = ([float(f"{value:.{FIGURES}g}") for value in vector] for vector in outputs.values.tolist())
+        return [{"vector": vector} for vector in spelled]
 
 
 class _Choice(FineTuned):

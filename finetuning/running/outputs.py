@@ -19,13 +19,15 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import SharedError, UserError
+from data_prep.common.files import read_table
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
+from finetuning.model.contrastive import VectorModel
 from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
 from finetuning.results import Figures, ModelScores
-from finetuning.running.base import read_fine_tuned
+from finetuning.running.base import choose_pooling, read_fine_tuned
 from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -36,6 +38,7 @@ from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task
+from pretraining.huggingface.pooling import LENGTH
 from pretraining.processes.context import Context
 from pretraining.processes.group import exchange, gather, shared_errors
 from pretraining.processes.stopping import StoppedError
@@ -132,9 +135,15 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
         weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
         context.console.print(note)
-    network = TaskModel(model.shape, task.head)
-    network.load_state_dict(weights)
-    network = network.convert_for_answers(choose_dtype(settings.precision.dtype, context.device), context.device)
+    dtype = choose_dtype(settings.precision.dtype, context.device)
+    network: TaskModel | VectorModel
+    if task.head.kind == "embeddings":
+        network = VectorModel(model.shape, choose_pooling(model, settings)).to(context.device, dtype).eval()
+        network.load_state_dict(weights)
+    else:
+        network = TaskModel(model.shape, task.head)
+        network.load_state_dict(weights)
+        network = network.convert_for_answers(dtype, context.device)
     try:
         return compute_all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
     except GivenUpError:
@@ -157,8 +166,10 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
 
 
 def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Lists the overrides that repeat a fine-tuned model's layout of text, but for those that are given."""
-    known, given = read_task(folder), {*map(dotted, parse_overrides(overrides)[0])}
+    """Lists the overrides that repeat the layout of text of a fine-tuned model, or of one of sentence-transformers, but
+    for those that are given."""
+    limit = read_table(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
+    known, given = {"length": limit, **read_task(folder)}, {*map(dotted, parse_overrides(overrides)[0])}
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]
 

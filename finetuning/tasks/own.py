@@ -1,7 +1,7 @@
 """The user's own tasks: a TOML file names the files and columns of texts and labels.
 
 name = "reviews"
-kind = "classes"        # or "labels", "score", "tags"
+kind = "classes"        # or "labels", "score", "tags", "embeddings"
 train = "train.csv"     # TSV, CSV, JSON lines or Parquet, seen from the folder of this file
 dev = "dev.csv"
 text = "review"
@@ -10,6 +10,7 @@ label = "stars"
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,6 +28,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.results import AVERAGES
 from finetuning.tasks import scores
+from finetuning.tasks.embeddings import RANKED, SCORED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
@@ -41,6 +43,9 @@ from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.weights import TaskHead
 
 Text = Annotated[str, Field(min_length=1)]
+Tables = Mapping[str, TextTable]
+Read = tuple[TaskHead, tuple[str, ...], Mapping[str, SentenceItems]]
+"""A head, the figures, the default first, and the items of each split."""
 
 
 class OwnTask(Section):
@@ -48,8 +53,8 @@ class OwnTask(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
     """Name of the task, in tables and as a folder."""
-    kind: Literal["classes", "labels", "score", "tags"]
-    """Kind of answer: one class of several, several labels at once, a number, or a tag for each word."""
+    kind: Literal["classes", "labels", "score", "tags", "embeddings"]
+    """Kind of answer: one class of several, several labels at once, a number, a tag for each word, or a vector."""
     train: Text
     """The file to train on."""
     dev: str = ""
@@ -60,16 +65,27 @@ class OwnTask(Section):
     test: str = ""
     """A file that is predicted; scored too where it has labels."""
     text: Text = "text"
-    """The column of the text; of its words, for tags in JSON lines or Parquet."""
+    """The column of the text; of its words, for tags in JSON lines or Parquet; for vectors `question` by default."""
     second: str = ""
-    """The column of the second text of pairs."""
+    """The column of the second text of pairs; for vectors `passage` by default."""
+    negatives: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """For vectors: columns of passages that do not belong to the question of their row."""
     label: Text = "label"
-    """The column of the class, the number or the tags."""
+    """The column of the class, the number or the tags; for vectors of the likeness of two texts, none by default."""
     labels: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """The classes in the order of the outputs (default: those of the training items, sorted); for several labels at
     once the columns that say with 0 or 1 whether each of them holds."""
     metric: str = ""
-    """The figure by which runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
+    """The figure by which runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers;
+    for vectors mrr@10, or spearman for scores)."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns of texts."""
+        if self.kind != "embeddings":
+            return (self.text, self.second) if self.second else (self.text,)
+        question = self.text if "text" in self.model_fields_set else "question"
+        return (question, self.second or "passage", *self.negatives)
 
 
 def open_own(path: Path, setup: Setup) -> Task:
@@ -86,24 +102,48 @@ def open_own(path: Path, setup: Setup) -> Task:
         named = Fields(own.text, (own.label,))
         return open_tags(own.name, paths, replace(setup, trained=trained), named, own.held_out)
     tables = {split: read_table(place) for split, place in places.items()}
-    fields = (own.text, own.second) if own.second else (own.text,)
-    texts = {split: tuple(map(table.column, fields)) for split, table in tables.items()}
-    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
-    metrics = _list_metrics(head)
+    notes = [name_files(paths)]
+    is_of_vectors = own.kind == "embeddings"
+    head, metrics, items = (_read_vectors if is_of_vectors else _read_sentences)(own, tables, setup, trained)
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
-    items, first_label = {}, own.labels[0] if own.kind == "labels" else own.label
-    for split, table in tables.items():
-        labelled = split != "test" or any(map(any, table.list_columns(first_label)))
-        labels = _read_labels(own, head, table) if labelled else None
-        if split == "train" and own.kind == "score":
-            require_fp32_resolution(table, own.label)
-        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
-    notes = [name_files(paths)]
     if "dev" not in items:
         items, note = hold_out(places["train"], items, own.held_out)
         notes.append(note)
-    return SentenceTask(own.name, head, own.metric or metrics[0], metrics, fields, items, tuple(notes))
+    make = EmbeddingTask if is_of_vectors else SentenceTask
+    return make(own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes))
+
+
+def _read_sentences(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
+    """Reads texts or pairs with their classes, labels or scores."""
+    texts = {split: tuple(map(table.column, own.fields)) for split, table in tables.items()}
+    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
+    items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
+    for split, table in tables.items():
+        labels = _read_labels(own, head, table) if _is_labelled(split, table, first_label) else None
+        if split == "train" and own.kind == "score":
+            require_fp32_resolution(table, own.label)
+        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
+    return head, _list_metrics(head), items
+
+
+def _read_vectors(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:  # noqa: ARG001
+    """Reads texts that belong together, perhaps with scores."""
+    items, has_scores = dict[str, SentenceItems](), "label" in own.model_fields_set
+    for split, table in tables.items():
+        texts = read_texts(table, own.fields)
+        labels = None if has_scores else number_texts(texts)
+        if has_scores and _is_labelled(split, table, own.label):
+            labels = read_scores(table, own.label)
+            if split == "train" and (labels == labels[:1]).all():
+                raise UserError(f"{table.path}: all scores are equal, so there is nothing to learn")
+        items[split] = EmbeddingItems(setup.cutter, setup.settings.length, texts, labels)
+    return TaskHead(own.kind), SCORED if has_scores else RANKED, items
+
+
+def _is_labelled(split: str, table: TextTable, label: str) -> bool:
+    """Tells whether a split has labels; a test split may have none."""
+    return split != "test" or any(map(any, table.list_columns(label)))
 
 
 def read_own(path: Path) -> OwnTask:
@@ -116,7 +156,11 @@ def read_own(path: Path) -> OwnTask:
 
 def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
+    has_label = "label" in own.model_fields_set
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
+    yield own.kind == "embeddings" or not own.negatives, 'negatives: are for kind = "embeddings"'
+    scores = own.kind == "embeddings" and has_label
+    yield not scores or not own.negatives, "negatives: a score is that of two texts; leave out negatives, or label"
     yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
     is_free = own.name not in (LOCK, AVERAGES) and not own.name.endswith(".json")
     yield is_free, f"name: {own.name} has another meaning in the folder of results; take another"
@@ -126,7 +170,6 @@ def _check_keys(own: OwnTask) -> Checks:
     )
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
     yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'
-    has_label = "label" in own.model_fields_set
     yield own.kind != "labels" or not has_label, 'label: the columns of kind = "labels" stand in labels'
     yield own.kind in ("classes", "labels") or not own.labels, f'labels: kind = "{own.kind}" has none'
     yield own.kind != "classes" or len(own.labels) != 1, "labels: one class leaves nothing to decide"
