@@ -176,7 +176,7 @@ def measure(settings: GpuRun, console: Console) -> int:
 
 
 OWN, EAGER, LAMB, MUON = (f"{OURS}, {name}" for name in ("own attention", "no graphs", "LAMB", "Muon"))
-TEXTS, TESTS = ("numba", "sentencex", "tokenizers"), ("pytest", "pytest_timeout", "hypothesis")
+TESTS = ("pytest", "pytest_timeout", "hypothesis")
 PARTS = (
     Part("host", 5, "microseconds of the host for a launch", measure_host),
     Part("tests", 90, "tests that need a GPU", run_tests, TESTS),
@@ -188,10 +188,10 @@ PARTS = (
     Part("small-mini", 15, "mini, 64 x 128: graphs, LAMB, Muon", compare("mini-128-64", EAGER, LAMB, MUON, rounds=20)),
     Part("fp8", 10, "TFLOP/s of the products of a layer in FP8 and bf16", measure_fp8),
     Part("answers", 50, "answers of base, with and without graphs, and of transformers", compare_answers),
-    Part("fine-tuning", 60, "fine-tuning of base, beside the Trainer", compare_fine_tuning, TEXTS),
+    Part("fine-tuning", 60, "fine-tuning of base, beside the Trainer", compare_fine_tuning, ("tokenizers",)),
     Part("run", 120, "a run by train.py, killed and continued", train_twice),
-    Part("deterministic", 20, "what the same bits cost", compare("large-128-256", f"{OURS}, deterministic")),
     Part("peer", 75, "compiled transformers", compare("large-128-256", "transformers, compiled"), ("transformers",)),
+    Part("deterministic", 20, "what the same bits cost", compare("large-128-256", f"{OURS}, deterministic")),
 )
 
 if __name__ == "__main__":
