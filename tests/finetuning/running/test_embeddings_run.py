@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 from support import finetuning as tuning
+from support.commands import refusal
 from support.finetuning import Toy, changed, fine_tune, launch, metrics, outcome, results
 from support.marks import slow
 from support.training import assert_ended, assert_well
 
 from finetuning.prediction import load
+from finetuning.running.base import Base
+from finetuning.settings import EmbeddingSettings, FineTuning
+from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.pooling import Pooling, PoolingName, read_pooling
 from pretraining.processes.ending import Code
 
@@ -92,3 +96,19 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     again = Toy(model, begin.data, begin.folder)
     run(again, "again", "--evaluate")
     assert results(begin.folder / "again")["score"] == pytest.approx(score, abs=1e-6)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "features.layers: kind": {"features": {"layers": "mix"}},
+    "bilstm.hidden: kind": {"bilstm": {"hidden": 8}},
+    "language_loss: kind": {"language_loss": 0.5},
+    "embeddings.widths: 33: a vector of": {"embeddings": {"widths": (32, 33)}},
+    "batch = 1: one row has no negatives": {"search": {"batches": (8, 1)}},
+}
+
+
+@pytest.mark.parametrize("said", SETTINGS)
+def test_settings_that_do_not_fit_are_refused(said: str, toy: Toy) -> None:
+    base = Base(StoredModel.open(str(toy.model)))
+    base.require_vectors(FineTuning(embeddings=EmbeddingSettings(widths=(32, 8))))
+    assert said in refusal(base.require_vectors, FineTuning.model_validate(SETTINGS[said]))
