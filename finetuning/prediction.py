@@ -84,7 +84,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
         return _open_vectors(folder, dtype, where)
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
-    computes = _choose_numbers(dtype, where, model.shape)
+    computes = choose_numbers(dtype, where, model.shape)
     served: ServedModel | FeatureModel
     if isinstance(model, TaskModel):
         served = ServedModel(model.convert_for_answers(computes, where), int8=dtype == "int8", graphs=graphs)
@@ -97,7 +97,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     return kind(served, head, Cutter(vocabulary), _build_settings(folder, task, head, length), task, where)
 
 
-def _choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.dtype:
+def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.dtype:
     """Chooses the numbers in which a model computes, but for those of layers in 8 bits."""
     if dtype != "int8":
         return choose_dtype(dtype, where)
@@ -108,7 +108,7 @@ def _choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.
 def _open_vectors(folder: Path, dtype: Numbers, where: torch.device) -> FineTuned:
     """Opens a model that makes vectors of texts."""
     stored = StoredModel.open(str(folder))
-    embedder = Embedder.open(stored, where, _choose_numbers(dtype, where, stored.shape), dtype == "int8")
+    embedder = Embedder.open(stored, where, choose_numbers(dtype, where, stored.shape), dtype == "int8")
     return _Vectors(embedder, VECTORS, Cutter(stored.vocabulary), FineTuning(), read_task(folder), where)
 
 
@@ -150,29 +150,13 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-@dataclass(eq=False)
-class FineTuned(ABC):
-    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
-    logits."""
+class TextFields:
+    """The texts of rows, by their fields."""
 
     usual: ClassVar[tuple[str, ...]] = ()
     """Default names of fields without task.json."""
-    model: ServedModel | FeatureModel | Embedder
-    head: TaskHead
-    cutter: Cutter
-    settings: FineTuning
     task: Mapping[str, Any]
     """The content of task.json, empty where there is none."""
-    device: torch.device
-
-    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
-        """Answers every row, in order: names and probabilities, as predict.py writes them."""
-        if isinstance(rows, str | Mapping):
-            raise UserError("one row alone; give a list of rows: model([row])")
-        if not rows:
-            return []
-        fields = self.name_fields(rows[0])
-        return self.answer([self.find_texts(row, fields) for row in rows])
 
     def name_fields(self, first: Row | None = None) -> tuple[str, ...]:
         """Returns the names of the texts of a row. Without task.json, the first row determines their number."""
@@ -192,6 +176,28 @@ class FineTuned(ABC):
         if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
+
+
+@dataclass(eq=False)
+class FineTuned(TextFields, ABC):
+    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
+    logits."""
+
+    model: ServedModel | FeatureModel | Embedder
+    head: TaskHead
+    cutter: Cutter
+    settings: FineTuning
+    task: Mapping[str, Any]
+    device: torch.device
+
+    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
+        """Answers every row, in order: names and probabilities, as predict.py writes them."""
+        if isinstance(rows, str | Mapping):
+            raise UserError("one row alone; give a list of rows: model([row])")
+        if not rows:
+            return []
+        fields = self.name_fields(rows[0])
+        return self.answer([self.find_texts(row, fields) for row in rows])
 
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         """Answers rows whose texts were found."""

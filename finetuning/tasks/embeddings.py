@@ -20,7 +20,7 @@ from finetuning.tasks.scores import Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
 from finetuning.tasks.task import PieceLengths, Seen
 from pretraining.architectures.weights import TaskHead
-from pretraining.scoring.retrieval import BLOCK, Retrieval, measure
+from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, measure
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -153,9 +153,8 @@ def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
     for question, passage in zip(of_items.tolist(), places.reshape(len(labels), -1)[:, 0].tolist(), strict=True):
         grades[question][passage] = 1
     corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[passages]
-    ranking = Retrieval(Path(), (), ("",) * len(asked), tuple(grades), np.arange(len(corpus), dtype=np.int32))
-    best = ranking.start()
+    ranking = Ranking(len(asked), BEST, np.arange(len(corpus)))
     for first in range(0, len(corpus), BLOCK):
-        ranking.rank_block(best, vectors[questions, 0], corpus[first : first + BLOCK], first)
-    ndcg, recall, mrr = measure(grades, best.rows)
-    return dict(zip(RANKED, (mrr, ndcg, recall), strict=True))
+        ranking.add_block(vectors[questions, 0], corpus[first : first + BLOCK], first)
+    found = measure(grades, ranking.rows)
+    return {name: found[name.replace("@", "_")] for name in RANKED}

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers.tables import read_objects, read_tsv
 
 QUERIES, CORPUS, QRELS = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
+METRICS = {"ndcg_10": "nDCG@10", "recall_100": "recall@100", "mrr_10": "MRR@10"}
 BEST, FIRST = 100, 10
 """The number of ranked passages of a query, and of those whose order counts."""
 BLOCK, TOGETHER = 4096, 1 << 24
@@ -30,34 +30,63 @@ TINY = 1e-12
 """The least length that a vector is divided by."""
 Compute = Callable[[Sequence[str]], Array]
 """Computes the vectors of texts, (texts, width)."""
+Before = Callable[[], None]
 
 
-class Best(NamedTuple):
-    """The best passages of some queries, the best first; rows of the corpus, -1 where there are fewer."""
+class Ranking:
+    """The best passages of queries among those that were added: of equal scores, the one with the highest place."""
 
-    rows: Array  # (q, BEST) int64
-    scores: Array  # (q, BEST) fp32
+    def __init__(self, queries: int, count: int, places: Array | None = None) -> None:
+        """`places`: of each passage; by default an earlier one is before a later one."""
+        self.rows = np.full((queries, count), -1)
+        """(queries, count) numbers of passages, the best first; -1 where there are fewer"""
+        self.scores = np.full((queries, count), -np.inf, np.float32)
+        self._places = places
+
+    def add_block(self, queries: Array, passages: Array, first: int) -> None:
+        """Adds the passages with these vectors, scored by their products with those of all queries; `first` is the
+        number of the first one."""
+        count, most = self.rows.shape[1], max(1, TOGETHER // len(passages))
+        for start in range(0, len(queries), most):
+            own = slice(start, start + most)
+            products, least = queries[own] @ passages.T, self.scores[own, -1]
+            if len(passages) > count:
+                least = np.maximum(least, np.partition(products, -count, axis=1)[:, -count])
+            query, column = np.nonzero(products >= least[:, None])
+            self._insert(own, query, first + column, products[query, column])
+
+    def add_ranking(self, rows: Array, scores: Array) -> None:
+        """Adds the passages of another ranking of the same queries."""
+        query, column = np.nonzero(rows >= 0)
+        self._insert(slice(None), query, rows[query, column], scores[query, column])
+
+    def _insert(self, own: slice, query: Array, rows: Array, scores: Array) -> None:
+        """Inserts passages, each found for one of its own queries, among the best of these."""
+        kept = np.nonzero(self.rows[own] >= 0)
+        query, rows = np.concatenate([kept[0], query]), np.concatenate([self.rows[own][kept], rows])
+        scores = np.concatenate([self.scores[own][kept], scores])
+        order = np.lexsort((rows if self._places is None else -self._places[rows], -scores, query))
+        query = query[order]
+        place = np.arange(len(query)) - np.searchsorted(query, query)
+        best = place < self.rows.shape[1]
+        at = query[best], place[best]
+        self.rows[own][at], self.scores[own][at] = rows[order[best]], scores[order[best]]
 
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """Scores of a model on a folder, means over queries with their standard errors."""
+    """Scores of a model on a folder by the names of METRICS: means over queries, with their standard errors."""
 
     queries: int
     passages: int
-    ndcg_10: float
-    recall_100: float
-    mrr_10: float
-    ndcg_10_error: float
-    recall_100_error: float
-    mrr_10_error: float
+    scores: dict[str, float]
+    errors: dict[str, float]
 
     def describe(self) -> str:
         """Describes the scores in one line."""
-        values = (self.ndcg_10, self.recall_100, self.mrr_10)
-        errors = (self.ndcg_10_error, self.recall_100_error, self.mrr_10_error)
-        named = zip(("nDCG@10", "recall@100", "MRR@10"), values, errors, strict=True)
-        return "  ".join(f"{name} {value:.4f} ± {error:.4f}" for name, value, error in named)
+        return "  ".join(
+            f"{METRICS[name]} {score:.4f} ± {self.errors[name]:.4f}" for name, score in self.scores.items()
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,73 +139,37 @@ class Retrieval:
             yield first, block
 
     def rank(
-        self,
-        compute: Compute,
-        by_dot: bool = False,
-        before: Callable[[], None] = lambda: None,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> Best:
+        self, compute: Compute, by_dot: bool = False, before: Before = lambda: None, place: tuple[int, int] = (0, 1)
+    ) -> Ranking:
         """Finds the best passages of every query by the cosine of vectors, or by their product.
 
-        Each of several ranks reads some of the blocks, so the results must be merged. `before` is called before each
-        block, equally often on all ranks.
+        Each of several ranks reads some of the blocks, so the rankings must be added; `place` is a rank and the number
+        of them. `before` is called before each block, equally often on all ranks.
         """
-        vectors = prepare(compute(self.queries), by_dot, [f"query {name!r}" for name in self.names])
-        best = self.start()
+        before()
+        vectors, found = prepare(compute(self.queries), by_dot, "query", self.names), self.start_ranking()
         for number, (first, texts) in enumerate(self.blocks()):
-            if number % ranks == 0:
+            turn = number % place[1]
+            if turn == 0:
                 before()
-            if number % ranks == rank:
-                names = [f"{self.corpus}: passage {row:,}" for row in range(first + 1, first + len(texts) + 1)]
-                self.rank_block(best, vectors, prepare(compute(texts), by_dot, names), first)
-        return best
+            if turn == place[0]:
+                rows = range(first + 1, first + len(texts) + 1)
+                found.add_block(vectors, prepare(compute(texts), by_dot, f"{self.corpus}: passage", rows), first)
+        return found
 
-    def merge(self, parts: Sequence[Best]) -> Best:
-        """Merges the best passages of several parts of the corpus."""
-        best = self.start()
-        for part in parts:
-            query, column = np.nonzero(part.rows >= 0)
-            self._insert(best, slice(None), query, part.rows[query, column], part.scores[query, column])
-        return best
+    def start_ranking(self) -> Ranking:
+        return Ranking(len(self.queries), BEST, self.places)
 
-    def score(self, best: Best) -> RetrievalScores:
-        """Computes the scores of a ranking."""
-        found = measure(self.grades, best.rows)
-        count = len(self.grades)
-        errors = found.std(axis=1, ddof=min(1, count - 1)) / np.sqrt(count)
-        return RetrievalScores(count, len(self.places), *found.mean(axis=1).tolist(), *errors.tolist())
-
-    def start(self) -> Best:
-        """Makes a ranking without passages."""
-        size = len(self.queries), BEST
-        return Best(np.full(size, -1), np.full(size, -np.inf, np.float32))
-
-    def rank_block(self, best: Best, queries: Array, passages: Array, first: int) -> None:
-        """Inserts the passages of a block, of which `first` is the first row."""
-        most = max(1, TOGETHER // len(passages))
-        for start in range(0, len(queries), most):
-            own = slice(start, start + most)
-            products, least = queries[own] @ passages.T, best.scores[own, -1]
-            if len(passages) > BEST:
-                least = np.maximum(least, np.partition(products, -BEST, axis=1)[:, -BEST])
-            query, column = np.nonzero(products >= least[:, None])
-            self._insert(best, own, query, first + column, products[query, column])
-
-    def _insert(self, best: Best, own: slice, query: Array, rows: Array, scores: Array) -> None:
-        """Inserts passages, each found for one of its own queries, among the best of these."""
-        kept = np.nonzero(best.rows[own] >= 0)
-        query, rows = np.concatenate([kept[0], query]), np.concatenate([best.rows[own][kept], rows])
-        scores = np.concatenate([best.scores[own][kept], scores])
-        order = np.lexsort((-self.places[rows], -scores, query))
-        query = query[order]
-        place = np.arange(len(query)) - np.searchsorted(query, query)
-        chosen, query, place = order[place < BEST], query[place < BEST], place[place < BEST]
-        best.rows[own][query, place], best.scores[own][query, place] = rows[chosen], scores[chosen]
+    def score(self, rows: Array) -> RetrievalScores:
+        """Computes the scores of the rows of a ranking."""
+        found, count = measure(self.grades, rows), len(self.grades)
+        scores = {name: float(each.mean()) for name, each in found.items()}
+        errors = {name: float(each.std(ddof=min(1, count - 1)) / np.sqrt(count)) for name, each in found.items()}
+        return RetrievalScores(count, len(self.places), scores, errors)
 
 
-def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
-    """Computes nDCG@10, recall@100 and MRR@10 of every query, (3, queries), from the rows of its best passages."""
+def measure(grades: Sequence[dict[int, int]], rows: Array) -> dict[str, Array]:
+    """Computes the METRICS of every query, (queries,), from the rows of its best passages."""
     gained = np.array([[of.get(row, 0) for row in own] for of, own in zip(grades, rows.tolist(), strict=True)])
     ideal = np.zeros((len(grades), FIRST))
     for number, of in enumerate(grades):
@@ -185,15 +178,15 @@ def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
     discounts = 1 / np.log2(np.arange(2, FIRST + 2))
     first = np.where(gained[:, :FIRST] > 0, 1 / np.arange(1, FIRST + 1), 0).max(axis=1)
     recall = (gained > 0).sum(axis=1) / [len(of) for of in grades]
-    return np.stack([gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first])
+    return dict(zip(METRICS, (gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first), strict=True))
 
 
-def prepare(vectors: Array, by_dot: bool, names: Sequence[str]) -> Array:
+def prepare(vectors: Array, by_dot: bool, what: str, names: Sequence[str | int]) -> Array:
     """Divides vectors by their lengths, unless they are compared `by_dot`; raises UserError with the name of one that
     is not of finite numbers."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
-        raise UserError(f"{names[int(finite.argmin())]}: its vector has NaN or infinite numbers: the model is damaged")
+        raise UserError(f"{what} {names[int(finite.argmin())]}: its vector has NaN or infinity: the model is damaged")
     return vectors if by_dot else vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), TINY)
 
 
