@@ -108,6 +108,8 @@ class Base:
             section, _, key = name.rpartition(".")
             if getattr(getattr(settings, section) if section else settings, key):
                 raise UserError(f'{name}: kind = "embeddings" trains the vectors of the model itself; leave it out')
+        if 1 in (settings.batch, *settings.search.batches):
+            raise UserError("batch = 1: one row has no negatives; take --batch 64, and --micro_batch 1 to save memory")
         whole = self.model.shape.hidden
         if wide := [width for width in settings.embeddings.widths if width > whole]:
             raise UserError(f"embeddings.widths: {wide[0]}: a vector of {self.model.name} has {whole} values")

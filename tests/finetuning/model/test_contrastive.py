@@ -9,25 +9,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from support.base_models import write_bert
 from support.marks import slow
 from support.processes import made_once, spawn
 from support.tasks import CUTTER, VOCABULARY
 from support.training import connect_ranks
+from support.transformers_models import COUNTERPARTS, write_wordpiece
 from torch import Tensor
 
+from data_prep.vocabulary.source import read_vocabulary
 from finetuning.model import contrastive
 from finetuning.model.contrastive import Contrast, VectorModel, compare_passages, compute_contrast
+from finetuning.model.heads import compute_logits
 from finetuning.running.batches import TrainingBatches
 from finetuning.settings import EmbeddingSettings, FineTuning
 from finetuning.tasks.embeddings import EmbeddingItems, number_texts
 from pretraining.architectures.weights import TaskHead
+from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.step import Seeds
-from pretraining.huggingface.folders import read_encoder
+from pretraining.huggingface.folders import read_encoder, read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.pooling import Pooling, PoolingName
+from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import export_weights
 from pretraining.model.batch import CPU
 from pretraining.processes.group import disconnect, place
+from pretraining.scoring.embedding import Embedder
 
 ITEMS, WITHIN = 11, 1e-5
 COLUMNS = [[f"{word} {number:02} {number * number}" for number in range(ITEMS)] for word in "qphx"]
@@ -188,3 +195,21 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], within: flo
     assert largest > 0.01
     for name, gradient in wanted.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=within * max(largest, 1), msg=name)
+
+
+@pytest.mark.parametrize("name", ["bert", *(slow(name) for name in COUNTERPARTS if name != "bert")])
+def test_a_folder_of_every_architecture_gives_the_same_vectors(name: str, tmp_path: Path) -> None:
+    """Also where the class of transformers would take the segments that a tokenizer tells for pieces."""
+    library: Any = pytest.importorskip("sentence_transformers")
+    torch.manual_seed(0)
+    transformers.AutoModel.from_config(COUNTERPARTS[name][1]()).save_pretrained(tmp_path / "theirs")
+    shape, head, weights = read_fine_tuned(tmp_path / "theirs")
+    write_wordpiece(tmp_path / "pieces", shape.vocabulary)
+    vocabulary, pooling = read_vocabulary(tmp_path / "pieces"), Pooling("last", normalizes=True)
+    write_fine_tuned(tmp_path / "ours", shape, head, weights, vocabulary, "", {}, 32, pooling)
+    found = verify_fine_tuned(tmp_path / "ours", shape, head, weights, compute_logits, vocabulary.special)
+    assert (head, [*found]) == (HEAD, ["Cloze", "transformers"])
+    texts = ["a b", "c " * 40, "d"]
+    ours = Embedder.open(StoredModel.open(str(tmp_path / "ours")), CPU).compute(texts)
+    theirs = library.SentenceTransformer(str(tmp_path / "ours"), device="cpu").encode(texts)
+    np.testing.assert_allclose(ours, theirs, atol=WITHIN)
