@@ -22,7 +22,8 @@ GPU_PACKAGES ?= accelerate annotated-doc annotated-types anyio click deepspeed d
 # The results stay in build/, where the next `make gpu` looks for them; OUT, which some machines set, gets a copy. The
 # minutes count from here, with the time of the installation.
 UNTIL := $(if $(MINUTES),$(shell expr $$(date +%s) + 60 \* $(MINUTES)))
-GPU := PYTHONPATH=build/gpu-site $(if $(DRY),$(BIN)/python,$(PYTHON))
+GPU_PATH := PYTHONPATH="$(CURDIR)/build/gpu-site$${PYTHONPATH:+:$$PYTHONPATH}"
+GPU := $(GPU_PATH) $(if $(DRY),$(BIN)/python,$(PYTHON))
 
 .PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all breaks style lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
@@ -123,7 +124,7 @@ TABLES := build/gpu-tables
 TEXT = $(or $(CLOZE_DATA),data)
 gpu-tables: build/gpu-site/installed $(TABLES)/data.tar.xz
 	test -d $(TABLES)/data || $(PYTHON) -m tarfile -e $(TABLES)/data.tar.xz $(TABLES)
-	CLOZE_DATA=$(TABLES)/data PYTHONPATH=build/gpu-site timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 59) \
+	CLOZE_DATA=$(TABLES)/data $(GPU_PATH) timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 59) \
 	  $(PYTHON) benchmarks/reproduce.py table5 --scale gpu --out $(TABLES)/made || test $$? = 124
 	$(if $(OUT),mkdir -p $(OUT) && cp $(TABLES)/made/table5-gpu*.json $(OUT) || true)
 
@@ -144,15 +145,21 @@ gpu-wheels: .venv/installed-dev
 	ONLY="$(GPU_PACKAGES)" WHEELS=build/gpu-wheels FOR=$(GPU_PYTHON) PYTHON=$(BIN)/python cluster/offline.sh
 	$(BIN)/python -c 'from benchmarks.measure import note_commit; note_commit()'
 
-# Beside the packages of PYTHON, so that its own torch is kept, and nothing is installed that it has.
+# Beside the packages of PYTHON, so that its own torch is kept, and nothing is installed that it has in the locked version
+# or a later one; DeepSpeed must have the locked one.
 GPU_WHEELS = $(wildcard build/gpu-wheels)
-ABSENT := import sys, re; from importlib.metadata import distributions as all; \
-  print(*{*sys.argv[1:]} - {re.sub("[-_.]+", "-", each.metadata["Name"] or "").lower() for each in all()})
+ABSENT := import sys, re; from importlib.metadata import distributions; \
+  from pip._vendor.packaging.requirements import Requirement; \
+  has = {re.sub("[-_.]+", "-", each.metadata["Name"] or "").lower(): each.version for each in [*distributions()][::-1]}; \
+  lines = [line if line.startswith("deepspeed=") else line.replace("==", ">=", 1) for line in open("requirements.lock")]; \
+  locked = {each.name: each.specifier for each in map(Requirement, lines) if not each.marker or each.marker.evaluate()}; \
+  fits = lambda name: name in has and (name not in locked or locked[name].contains(has[name], prereleases=True)); \
+  print(*(name for name in sys.argv[1:] if not fits(name)))
 build/gpu-site/installed: requirements.lock $(GPU_WHEELS)
 	@$(PYTHON) -c 'import torch' || { echo 'error: $(PYTHON) has no torch: install one for your GPU, or name another: make gpu PYTHON=...'; exit 2; }
 	rm -rf build/gpu-site
 	mkdir -p build/gpu-site
-	absent=$$($(PYTHON) -c '$(ABSENT)' $(GPU_PACKAGES)); test -z "$$absent" || \
+	absent=$$($(PYTHON) -c '$(ABSENT)' $(GPU_PACKAGES)) || exit; test -z "$$absent" || \
 	  DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target build/gpu-site \
 	  $(if $(GPU_WHEELS),--no-index --find-links build/gpu-wheels,--constraint requirements.lock) $$absent
 	touch $@

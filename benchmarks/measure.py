@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import os
@@ -150,6 +151,8 @@ def sample_gpu() -> list[tuple[float, ...]]:
 
     def read() -> None:
         with suppress(OSError), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            atexit.register(process.wait)  # as the second, so that no other process has to reap it
+            atexit.register(process.kill)
             for line in process.stdout or ():
                 with suppress(ValueError):  # a GPU may not say what its power is
                     samples.append(tuple(map(float, line.split(","))))

@@ -76,16 +76,11 @@ def build_our_side(**sections: Any) -> SideSpec:
     return SideSpec(partial(OurTraining, settings=EngineSettings(**sections)))
 
 
-def choose_graphs(choice: str) -> Compute:
-    """Chooses whether the optimizer's step is a CUDA graph, where the recipe knows the setting."""
-    return Compute.model_validate({"graphs": choice} if "graphs" in Compute.model_fields else {})
-
-
 SIDES = {
     OURS: SideSpec(OurTraining),
     "cloze, deterministic": build_our_side(compute=Compute(deterministic=True)),
     "cloze, own attention": build_our_side(compute=Compute(attention="own")),
-    "cloze, no graphs": build_our_side(compute=choose_graphs("off")),
+    "cloze, no graphs": build_our_side(compute=Compute(graphs="off")),
     "cloze, LAMB": build_our_side(optimizer=Optimizer(name="lamb")),
     "cloze, Muon": build_our_side(optimizer=Optimizer(name="muon")),
     **{f"cloze, {name}": SideSpec(partial(OurTraining, other=name)) for name in MASKED},

@@ -6,7 +6,7 @@
 #
 # PYTHON is the Python to use, FOR=3.12 that of the nodes if it is another one, ARCH=aarch64 their processor; WHEELS and
 # VENV are other folders. CPU=1 takes torch without CUDA, from the index that PIP_EXTRA_INDEX_URL names; ONLY="tyro rich"
-# gathers these alone. All wheels have 2.9 GB, the environment 5.8, with CPU=1 0.5 and 2.1. pip's cache keeps what came.
+# gathers these alone. The wheels take 2.9 GB and the environment 5.8 GB (0.5 and 2.1 with CPU=1). pip's cache keeps them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3} wheels=$(realpath -m "${WHEELS:-wheels}") venv=${VENV:-.venv} cpu=${CPU:-0} ONLY=${ONLY:-}

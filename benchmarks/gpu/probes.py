@@ -99,7 +99,7 @@ def time_attention(hidden: int, heads: int, batch: PretrainingBatch) -> dict[str
     qkv, bias = (torch.randn(*rows, 3 * hidden, device=device, dtype=dtype) for rows in ((pieces,), ()))
     grad = torch.randn(pieces, hidden, device=device, dtype=dtype)
     dropout = Dropout(0.1, torch.arange(pieces, dtype=torch.int32, device=device))
-    layout = lay_out(batch.starts, batch.lengths, grad, heads)
+    layout = lay_out(batch.starts, batch.lengths, grad, heads, dropout=dropout)
     attend, leaves = layout.attends_sums(grad) or layout.attend, (qkv.requires_grad_(), bias.requires_grad_())
 
     def attend_both_ways() -> None:
@@ -174,7 +174,7 @@ def summarise_speed(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
 def train_twice(dry: bool, *_: object) -> dict[str, Any]:
     """Trains by train.py, kills the run after a checkpoint, and continues it. Raises UserError if it does not continue
     with the step after the checkpoint."""
-    size, sequences, seconds = ("tiny", 8, (1, 1)) if dry else ("large", 1024, (60, 40))
+    size, sequences, seconds = ("tiny", 8, (1, 1)) if dry else ("large", 1024, (60, 30))
     words = f"--recipe bert_large_lamb --model.size {size} --phases.0.batch {sequences} --phases.0.length 128 "
     words += f"--phases.1.length 128 --checkpoints.every {EVERY} --evaluation.every 1000000 --logging.tensorboard false"
     with tempfile.TemporaryDirectory() as folder:

@@ -25,9 +25,10 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import tyro
@@ -45,6 +46,10 @@ OUT, DRY = ROOT / "build/gpu", ROOT / "build/gpu-dry"
 FOUND, LOG, PROFILE = "results.json", "log.txt", "profile"
 PARTIAL = "running.json"
 """What a benchmark has measured so far."""
+SINCE = "CLOZE_GPU_SINCE"
+"""The variable by which a worker gets the time at which all workers began."""
+BEGINNING = 120.0
+"""Seconds that a worker has until a part begins or ends: it loads all modules first."""
 ENDING = 10.0
 """Seconds before --until that are reserved for ending a part and writing its results."""
 BROKEN = 70
@@ -66,8 +71,8 @@ class GpuRun:
     """Run all parts on a CPU with a tiny model."""
     until: float = math.inf
     """Start no part that cannot end by this time, in seconds since 1970 (default: no limit)."""
-    since: float = math.inf
-    """Of a worker: run no part again that has begun since this time."""
+    since: tyro.conf.Suppress[float] = field(default_factory=lambda: float(os.environ.get(SINCE, math.inf)))
+    """(Worker only) Skip parts that began after this time."""
 
     @property
     def folder(self) -> Path:
@@ -97,22 +102,23 @@ def copy_results(folder: Path) -> None:
 
 def wait_for(child: Child, folder: Path, end: float) -> int | None:
     """Waits for a worker, copies the results of each part; returns its exit code; None if a part takes too long."""
-    code, known, limit = None, dict[str, Any](), end
+    code, known, limit = None, dict[str, Any](), time.time() + BEGINNING
     while code is None and time.time() < min(end, limit):
         code, state = child.wait(1.0), read_state(folder)
         if state["parts"] != known:
             copy_results(folder)
-        known, limit = state["parts"], state.get("running", {}).get("limit", end)
+            known, limit = state["parts"], time.time() + BEGINNING
+        limit = state.get("running", {}).get("limit", limit)
     return code
 
 
 def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
     """Runs workers until no part is left; returns the exit code."""
     folder, since, end = settings.folder, time.time(), settings.until - ENDING
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(ON_CPU if settings.dry else {})}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", SINCE: str(since), **(ON_CPU if settings.dry else {})}
     write_json(folder / FOUND, {name: each for name, each in read_state(folder).items() if name != "running"})
     while True:
-        child = Child([sys.executable, str(WORKER), *sys.argv[1:], f"--since={since}"], say, environment)
+        child = Child([sys.executable, str(WORKER), *sys.argv[1:]], say, environment)
         try:
             code = wait_for(child, folder, end)
         finally:
@@ -152,6 +158,8 @@ def measure(settings: GpuRun, console: Console) -> int:
     if settings.do == "keep":
         console.print(f"kept in {keep(folder)}")
         return Code.DONE
+    if settings.do == "list":
+        return subprocess.run([sys.executable, str(WORKER), *sys.argv[1:]], check=False).returncode
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOG).open("a", buffering=1) as log:
 

@@ -19,6 +19,7 @@ if __name__ == "__main__":
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -61,6 +62,8 @@ class Part:
     measure: Work
     needs: tuple[str, ...] = ()
     """Packages that it needs and that may be missing."""
+    capability: tuple[int, int] = (0, 0)
+    """The lowest compute capability of a GPU that can do it."""
 
 
 def compare(contest: str, *against: str, rounds: int = 10) -> Work:
@@ -127,12 +130,13 @@ def run_part(part: Part, settings: GpuRun, state: dict[str, Any], console: Conso
         if not isinstance(error, UserError):
             traceback.print_exc()
     measured = read_json(out) if out.exists() else found
-    disconnect()
     torch.set_num_threads(threads)
     seconds = round(time.time() - begun, 1)
     state["parts"][part.name] = {"begun": begun, "ended": ended, "seconds": seconds, "measured": measured}
     del state["running"]
     write_json(settings.folder / FOUND, state)
+    with suppress(RuntimeError):  # after a fault of the GPU
+        disconnect()
     lines = [f"{name}: {each}" for name, each in (found or {}).items()]
     console.print("\n".join([*lines, f"== {part.name}: {ended} after {seconds} s"]), markup=False)
 
@@ -159,6 +163,8 @@ def measure(settings: GpuRun, console: Console) -> int:
     for part in chosen:
         record = state["parts"].get(part.name, {"begun": 0.0, "ended": ""})
         absent = find_missing_packages(*part.needs)
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() < part.capability:
+            absent.append("compute capability {}.{}".format(*part.capability))
         is_due = settings.again or settings.dry or record["ended"] != "done"
         if record["begun"] >= settings.since or not is_due:
             console.print(f"== {part.name}: {record['ended']} already", markup=False)
@@ -179,18 +185,18 @@ OWN, EAGER, LAMB, MUON = (f"{OURS}, {name}" for name in ("own attention", "no gr
 TESTS = ("pytest", "pytest_timeout", "hypothesis")
 PARTS = (
     Part("host", 5, "microseconds of the host for a launch", measure_host),
-    Part("tests", 90, "tests that need a GPU", run_tests, TESTS),
+    Part("tests", 60, "tests that need a GPU", run_tests, TESTS),
     Part("attention", 25, "nanoseconds of attention a piece, at 128 and 512", measure_attention),
     Part("large-128", 40, "large, 1,024 x 128: flash and our attention in turns", compare("large-128-1024", OWN)),
     Part("large-512", 40, "large, 256 x 512: flash and our attention in turns", compare("large-512-256", OWN)),
     Part("small-large", 30, "large, 64 x 128: graphs, LAMB, Muon", compare("large-128-64", EAGER, LAMB, MUON)),
     Part("small-base", 15, "base, 32 x 128: graphs", compare("base-128-32", EAGER, rounds=20)),
+    Part("peer", 75, "compiled transformers", compare("large-128-256", "transformers, compiled"), ("transformers",)),
     Part("small-mini", 15, "mini, 64 x 128: graphs, LAMB, Muon", compare("mini-128-64", EAGER, LAMB, MUON, rounds=20)),
-    Part("fp8", 10, "TFLOP/s of the products of a layer in FP8 and bf16", measure_fp8),
+    Part("fp8", 10, "TFLOP/s of the products of a layer in FP8 and bf16", measure_fp8, capability=(8, 9)),
     Part("answers", 50, "answers of base, with and without graphs, and of transformers", compare_answers),
     Part("fine-tuning", 60, "fine-tuning of base, beside the Trainer", compare_fine_tuning, ("tokenizers",)),
-    Part("run", 120, "a run by train.py, killed and continued", train_twice),
-    Part("peer", 75, "compiled transformers", compare("large-128-256", "transformers, compiled"), ("transformers",)),
+    Part("run", 95, "a run by train.py, killed and continued", train_twice),
     Part("deterministic", 20, "what the same bits cost", compare("large-128-256", f"{OURS}, deterministic")),
 )
 

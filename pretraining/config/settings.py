@@ -119,7 +119,8 @@ class Compute(Section):
     deterministic: bool = False
     """Use only deterministic operations: slower on a GPU; on a CPU all are deterministic anyway."""
     graphs: Literal["auto", "off"] = "auto"
-    """CUDA graphs for the optimizer's step under ZeRO 0 and 1: the host launches all its kernels at once."""
+    """Run the optimizer's step on a GPU as one CUDA graph (ZeRO 0 and 1, not in fp16); `auto` falls back to single
+    launches."""
     threads: Positive | None = None
     """CPU threads of a rank (default: the cores divided by the ranks of this machine)."""
 

@@ -63,11 +63,11 @@ class Engine:
         self.model: Trainable = self.deepspeed.module
         self.flat_tensors = find_flat_tensors(self.deepspeed, self.model)
         fill_flat_tensors(self.flat_tensors, exact)  # DeepSpeed makes them from weights that it has rounded to 16 bits
+        if settings.compute.graphs == "auto" and self.zero < 2 and self.dtype != torch.float16:
+            self.optimizer.graph = RepeatedWork("steps of the optimizer take longer")
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
         if settings.parallel.offload == "none":  # a host may be slow in 16 bits
             self.optimizer.dtype = self.dtype
-        if settings.compute.graphs == "auto" and self.zero < 2:
-            self.optimizer.graph = RepeatedWork("steps of the optimizer take longer")
         is_scaled = self.dtype == torch.float16
         self._after_step = let_scale_grow_after_step(self.deepspeed.optimizer) if is_scaled else lambda: None
 

@@ -1,7 +1,7 @@
 """CUDA graphs: the host starts all kernels of a piece of work at once, where one after another takes 5 to 20 µs each.
 
-A graph repeats its kernels at the same addresses and with the same numbers from Python. What changes from one time to
-the next must be in tensors, which are written before.
+A graph replays the same kernels with the same addresses and Python numbers. Values that change between replays must be
+in tensors, written before the replay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def describe_failure(error: RuntimeError) -> str:
 
 
 class RepeatedWork:
-    """Does a piece of work many times, by a CUDA graph where its key is that of the time before.
+    """Runs a function repeatedly. From the second call with an unchanged key on, it replays a CUDA graph of the
+    function.
 
     The first time with a key it runs kernel by kernel, which compiles and loads what a capture cannot. If a capture
     fails, a warning says so, and all later work runs kernel by kernel.

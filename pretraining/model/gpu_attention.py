@@ -166,6 +166,20 @@ def _store_sum(places, rows, weights):
     tl.store(places + tl.zeros([16, 1], tl.int32), sums, mask=tl.arange(0, 16)[:, None] == 0)
 
 
+@triton.jit
+def _store_gradients(
+    places, sums, key, grad_key, grad_value, total, present, lane, adds_up: tl.constexpr, width: tl.constexpr
+):
+    """Stores the gradients of a tile of keys and values; with `adds_up` also what they add to the bias's gradient."""
+    to_keys, to_values, ones = grad_key.to(key.dtype), grad_value.to(key.dtype), tl.full(total.shape, 1.0, tl.float32)
+    tl.store(places + width, to_keys, mask=present)
+    tl.store(places + 2 * width, to_values, mask=present)
+    if adds_up:
+        _store_sum(sums + lane, key, total)
+        _store_sum(sums + width + lane, to_keys, ones)
+        _store_sum(sums + 2 * width + lane, to_values, ones)
+
+
 @triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "threshold"])
 def _attend_backward(
     grad,
@@ -237,13 +251,9 @@ def _attend_backward(
             tl.store(grad_qkv + joint_at, grad_query * slope_scale, mask=known & is_last)
             if adds_up:
                 total += of_slopes
-        to_keys, to_values = (grad_key * slope_scale).to(key.dtype), grad_value.to(value.dtype)
-        tl.store(grad_qkv + width + place, to_keys, mask=present)
-        tl.store(grad_qkv + 2 * width + place, to_values, mask=present)
+        grad_key, total = grad_key * slope_scale, total * slope_scale
+        _store_gradients(grad_qkv + place, sums, key, grad_key, grad_value, total, present, lane, adds_up, width)
         if adds_up:
-            _store_sum(sums + lane, key, total * slope_scale)
-            _store_sum(sums + width + lane, to_keys, tl.full([tile_columns], 1.0, tl.float32))
-            _store_sum(sums + 2 * width + lane, to_values, tl.full([tile_columns], 1.0, tl.float32))
             sums += 3 * width
         if halts:
             tl.debug_barrier()  # other threads may read what these have written

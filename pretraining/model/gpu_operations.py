@@ -1,7 +1,7 @@
 """The operations between matrix products on a GPU by our kernels, where Triton is installed and can compile them.
 
 Triton is loaded at the first use on a GPU. Before the first use of a kernel, a row of zeros is sent through it. If that
-fails, a warning says so, and from then on PyTorch's operations are used.
+fails, a warning says so, and from then on PyTorch's operations are used; for attention, PyTorch's attention alone.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pretraining.model.own_backward import Forward, ForwardOfTwo, Gradients, Los
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_WIDTH = 1 << 14
 """The widest rows whose norm a program can compute."""
+COST_OF_FLASH = "PyTorch attends instead, and each rank draws masks of its own"
 COST = "what lies between products moves nearly twice the bytes on this GPU, and each rank draws masks of its own"
 USUAL_WORDS = 30_528
 """The logits of a prediction of BERT, with those that pad its vocabulary."""
@@ -202,17 +203,19 @@ def _works(
     learns: bool,
     form: Form = ONE_PIECE,
 ) -> bool:
-    """Whether all kernels that an operation needs compile for such rows and this GPU."""
+    """Whether all kernels that an operation needs compile for such rows and this GPU. If not, none of ours is used, but
+    for attention, whose failure concerns attention of this form alone."""
     global _failed
     try:
         _try(operation, torch.zeros(1, width, dtype=dtype, device=device), drops, learns, form)
     except Exception as error:  # of Triton, a compiler that it calls, or the driver
-        _failed = True
         missing = isinstance(error, ImportError)
+        _failed = missing or operation != "attention"  # which PyTorch has too
         said = f"{type(error).__name__}: {str(error).strip().rpartition(chr(10))[2][:200]}"
         reason = "Triton is not installed (pip install triton)" if missing else f"Triton fails ({said})"
-        warnings.warn(f"{reason}: {COST}", stacklevel=2)
-    return not _failed
+        warnings.warn(f"{reason}: {COST if _failed else COST_OF_FLASH}", stacklevel=2)
+        return False
+    return True
 
 
 @torch.no_grad()

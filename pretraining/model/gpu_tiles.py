@@ -31,7 +31,7 @@ class Tile(NamedTuple):
     columns: int
     warps: int
     stages: int = 3
-    """of a loop, for which loads run ahead"""
+    """stages of the loop's pipeline: how many iterations ahead it loads"""
 
     @classmethod
     @functools.cache

@@ -99,7 +99,8 @@ class _Product(torch.autograd.Function):
     def backward(
         ctx: Any, grad: Tensor | None, grad_residual: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None]:
-        assert not torch.is_grad_enabled(), "what our backward passes compute has no gradient"
+        if torch.is_grad_enabled():
+            raise RuntimeError("what our backward passes compute has no gradient")
         if grad is None:
             return grad_residual, None, None
         x, weight = ctx.saved_tensors

@@ -33,9 +33,9 @@ within its memory 1.6 of 2.0 TB/s."""
 LAUNCH, LAUNCHES = 1.1e-3, (0.7e-3, 4e-3)
 """Seconds for the host to launch the kernels of a layer, forward and backward, and their range. The highest was
 measured: an H200 waited for a virtual Xeon in steps of large of 101 ms (benchmarks/results/throughput-nvidia-h200.json,
-at 512; with it, the seven contests there took 0.90 to 1.09 times the modelled time). A bare launch took 21 us there,
-and takes some 6 on usual hosts, by which the 4 ms are divided; `make gpu PARTS=host` measures it. The lowest is
-reckoned from 30 launches and 370 calls in Python."""
+at 512; with it, the seven contests there took 0.90 to 1.09 times the modelled time). A bare launch took 21 us there and
+takes about 6 us on usual hosts: 4 ms x 6/21 = 1.1 ms; `make gpu PARTS=host` measures it. The lowest is estimated from
+30 launches and 370 calls in Python."""
 HIDDEN = 0.5
 """Share of overlapping communication that costs no time: it competes for memory and multiprocessors."""
 SLOWEST = 0.01

@@ -3,7 +3,8 @@
 Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
 
     weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
-    gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 has those of a micro-batch besides, 2
+    gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 has those of a micro-batch besides, 2;
+                without ZeRO a CUDA graph of the optimizer's step has a copy, 4
     optimizer   12     fp32 weights and what the optimizer keeps, such as two averages; divided by ZeRO 1, 2 and 3
 
 and temporarily, at the peak of a step, for gradients:
@@ -92,10 +93,12 @@ def plan_memory(
     zero_options: Mapping[str, Any] | None = None,
     optimizer: Optimizer | None = None,
     tensor: int = 1,
+    graphs: bool = False,
 ) -> Memory:
     """Plans a rank's memory under a ZeRO stage; `zero_options` are the recipe's own settings of DeepSpeed's ZeRO.
 
-    `tensor` ranks share a model; `ranks` have the same part of it.
+    `tensor` ranks share a model; `ranks` have the same part of it. `graphs`: whether the optimizer's step is a CUDA
+    graph.
     """
     optimizer = optimizer or optimizers()[DEFAULT]
     size, stage = (4, zero) if dtype == "fp32" else (2, max(zero, 1))
@@ -108,7 +111,7 @@ def plan_memory(
     state = (4 + optimizer.state_bytes) * part if stage else optimizer.state_bytes * parameters
     if optimizer.whole_matrices:  # one at a time is gathered whole; the word embeddings are the largest
         state += (8 + optimizer.state_bytes) * shape.padded_vocabulary * shape.hidden
-    accumulated = 4 * (part if stage > 1 else parameters)
+    accumulated = 4 * (part if stage > 1 else parameters * (1 + (graphs and not stage)))
     embeddings = pad_vocabulary(shape, tensor) * shape.hidden / tensor
     gradients = _plan_gradients(embeddings, dtype, stage, parameters, part, bucket)
     host = 0.0

@@ -83,7 +83,8 @@ class Target:
         """Plans a rank's memory, without activations."""
         parallel, options = self.recipe.parallel, self.recipe.deepspeed.get("zero_optimization")
         settings = (self.zero, parallel.offload, options, find_optimizer(self.recipe.optimizer), self.tensor)
-        return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings)
+        graphs = self.recipe.compute.graphs == "auto" and not self.room.on_cpu
+        return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)

@@ -73,7 +73,7 @@ class FlatOptimizer(torch.optim.Optimizer):
     keeps_zeros: ClassVar[bool] = False
     """whether a step keeps zeros in gradients; otherwise it may overwrite them by anything"""
     asks_ranks: ClassVar[bool] = True
-    """whether a step may need numbers of other ranks; it is then captured only where a rank holds all weights"""
+    """whether a step exchanges numbers with other ranks; it is then captured only on a rank that holds all weights"""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         assert not {"weight", "gradient", "step"} & {*kind.state}, f"{kind.state}: names that something else has"
@@ -112,7 +112,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         self.flats = {id(flat.tensor): flat for flat in flat_tensors}
         self.roles, self.shapes, self.shares = roles, shapes, shares
         groups = [flat.group for flat in flat_tensors if flat.group is not None]
-        self._is_alone = not shares.divisions and all(dist.get_world_size(group) == 1 for group in groups)
+        if self.asks_ranks and (shares.divisions or any(dist.get_world_size(group) > 1 for group in groups)):
+            self.graph = None
         self.read_layout()
 
     def read_layout(self) -> None:
@@ -134,12 +135,14 @@ class FlatOptimizer(torch.optim.Optimizer):
             rate.fill_(group["lr"])
         if isinstance(self.scale, Tensor):
             self.scale = factor.copy_(self.scale)
-        if self.graph is None or self.graph.failed or (self.asks_ranks and not self._is_alone):
+        if self.graph is None:
             self._move_groups(moving, rates)
         else:
             key = self._find_key(moving)
             self._keep_gradients(tensors, key)
             self.graph.run(lambda: self._move_groups(moving, rates), key)
+            if self.graph.failed:
+                self.graph, self._kept = None, []
 
     def _move_groups(self, moving: Sequence[Sequence[Tensor]], rates: Sequence[Rate]) -> None:
         self.found_inf = self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
