@@ -139,7 +139,8 @@ def count_padded(made: Plan) -> int:
 )
 def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: int) -> None:
     """And what the word embeddings' gradient takes twice, where no gradients of a micro-batch are kept. Without ZeRO in
-    fp32 weights, gradients, their copy for a CUDA graph, two averages, and what is joined; in 16 bits the engine takes ZeRO 1."""
+    fp32 weights, gradients, their copy for a CUDA graph, two averages, and what is joined; in 16 bits the engine takes
+    ZeRO 1."""
     made = plan("bert_base_adam", dtype=dtype)
     twice = {"bf16": 2 * 2, "fp16": 0, "fp32": 2 * 4}[dtype] * 30528 * 768
     assert made.memories[1].device == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
