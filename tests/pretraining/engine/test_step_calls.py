@@ -182,17 +182,18 @@ def test_a_layer_of_a_step(found: tuple[Counts, Counts]) -> None:
     """DeepSpeed's hooks call the engine for each parameter."""
     layer, _ = found
     assert_most(add_up(layer, "forward"), 8, 127, 0)
-    assert_most(add_up(layer, "backward"), 16, 33, 5 * PARAMETERS)
+    assert_most(add_up(layer, "backward"), 16, 33, 3 * PARAMETERS)
     assert_most(add_up(layer, "loss", "step", "optimizer"), 0, 0, 0)
 
 
 def test_all_else_in_a_step(found: tuple[Counts, Counts]) -> None:
-    """Embeddings, heads and loss; and the step itself, where norm, clipping and rounding surround the optimizer."""
+    """Embeddings, heads and loss; and the step itself, whose graph includes norm, clipping and rounding: beside it, the
+    learning rates are written and the norm is copied."""
     _, rest = found
-    assert_most(add_up(rest, "forward", "loss"), 34, 166, 77)
-    assert_most(add_up(rest, "backward"), 51, 36, 198)
-    assert_most(add_up(rest, "step"), 34, 14, 127)
-    assert_most(add_up(rest, "optimizer"), 6, 10, 14)
+    assert_most(add_up(rest, "forward", "loss"), 33, 166, 77)
+    assert_most(add_up(rest, "backward"), 47, 36, 170)
+    assert_most(add_up(rest, "step"), 1, 14, 47)
+    assert_most(add_up(rest, "optimizer"), 3, 10, 14)
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "muon"])

@@ -70,7 +70,7 @@ class Recorder(TorchDispatchMode):
 
     def describe(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
-            return value
+            return str(value)  # NaN is equal to NaN
         form = (tuple(value.shape), value.stride(), value.dtype)
         if address(value) in self.made:
             return form
