@@ -110,6 +110,24 @@ class Kernel:
         return self.launch
 
 
+def take_the_way_of_a_gpu(patch: pytest.MonkeyPatch, counting: Counting) -> None:
+    """Whoever asks is told of a GPU; what would run there is counted."""
+    as_on_a_gpu(patch)
+    patch.setattr(gpu, "usable", lambda *_: True)
+    patch.setattr(devices, "has_flash", lambda _: True)
+    patch.setattr(gpu_layouts, "_choice", "own")
+    patch.setattr(torch, "manual_seed", lambda _: None)
+    patch.setattr(Tensor, "pin_memory", Tensor.detach)
+    patch.setattr(gradients, "stays_on_device", lambda _: True)
+    patch.setattr(flat, "needs_rate_tensor", lambda _: True)
+    patch.setattr(cuda_graphs, "capture", lambda work: (counting.launch, work()))
+    patch.setattr("pretraining.model.gpu_kernels._launch", counting.launch)
+    for kernel in ("gpu_cross_entropy._cross_entropy", "gpu_row_keys._row_keys"):
+        patch.setattr(f"pretraining.model.{kernel}", Kernel(counting.launch))
+    for kernel in ("_update", "_add", "_move"):
+        patch.setattr(f"pretraining.model.gpu_lamb.{kernel}", Kernel(counting.launch))
+
+
 def count_step(layers: int, optimizer: str) -> Counts:
     """Counts the fourth step: the second captures the graph, the third is the first to find everything there."""
     with pytest.MonkeyPatch.context() as patch:
@@ -120,20 +138,7 @@ def count_step(layers: int, optimizer: str) -> Counts:
         counting, engine.device = Counting(patch), GPU
         for bucket in engine.deepspeed.optimizer._buckets:
             bucket.gathers = True
-        as_on_a_gpu(patch)
-        patch.setattr(gpu, "usable", lambda *_: True)
-        patch.setattr(devices, "has_flash", lambda _: True)
-        patch.setattr(gpu_layouts, "_choice", "own")
-        patch.setattr(torch, "manual_seed", lambda _: None)
-        patch.setattr(Tensor, "pin_memory", Tensor.detach)
-        patch.setattr(gradients, "stays_on_device", lambda _: True)
-        patch.setattr(flat, "needs_rate_tensor", lambda _: True)
-        patch.setattr(cuda_graphs, "capture", lambda work: (counting.launch, work()))
-        patch.setattr("pretraining.model.gpu_kernels._launch", counting.launch)
-        for kernel in ("gpu_cross_entropy._cross_entropy", "gpu_row_keys._row_keys"):
-            patch.setattr(f"pretraining.model.{kernel}", Kernel(counting.launch))
-        for kernel in ("_update", "_add", "_move"):
-            patch.setattr(f"pretraining.model.gpu_lamb.{kernel}", Kernel(counting.launch))
+        take_the_way_of_a_gpu(patch, counting)
         for owner, name in ((engine, "forward"), (engine, "backward"), (engine, "step")):
             counting.watch(owner, name, name)
         counting.watch(engine.optimizer, "step", "optimizer")
