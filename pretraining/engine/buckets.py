@@ -47,14 +47,16 @@ class Bucket:
         """for sparse tables, the rows whose sums are not zero, each once. They stay from step to step: code that writes
         sums otherwise must clear them"""
 
-    def take(self, number: int, gradient: Tensor) -> None:
-        """Takes the gradient of a parameter in this backward pass."""
+    def take(self, number: int, gradient: Tensor) -> bool:
+        """Takes the gradient of a parameter in this backward pass; returns whether all have one now."""
         if number in self.kept:
             self.add_kept()
         self.came.add(number)
         self.kept[number] = gradient if gradient.is_sparse else gradient.reshape(-1)
-        if not self.gathers or self.is_full:
+        is_full = len(self.came) == len(self.views)
+        if is_full or not self.gathers:
             self.add_kept()
+        return is_full
 
     @property
     def is_full(self) -> bool:

@@ -83,7 +83,8 @@ class Engine:
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.on_own_gradients = mark
-        self.deepspeed.backward(loss * self.mesh.data_ranks, scale_wrt_gas=False)
+        whole = loss * self.mesh.data_ranks if self.mesh.data_ranks > 1 else loss
+        self.deepspeed.backward(whole, scale_wrt_gas=False)
 
     def step(self, learning_rate: float) -> None:
         """Moves the weights, with this learning rate, and forgets the gradients."""

@@ -76,6 +76,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         )
         self._group = self.real_dp_process_group[0]
         self._ranks = dist.get_world_size(self._group)
+        self._squares: Tensor | None = None
+        """the squares of all ranks' gradients, in memory that a graph reads; None where a step adds them up itself"""
         self._exchange.prepare(self.fp32_groups_gradients_flat, self._group, BUCKET_SIZE)
         for shares, own in zip(self.bf16_partitioned_groups, self.fp32_groups_flat_partition, strict=True):
             optimizer.rounded[id(own)] = shares[dist.get_rank(self._group)]
@@ -102,9 +104,9 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         """Takes a gradient that is ready; DeepSpeed calls it in a backward pass."""
         bucket = self._bucket_of[group, number]
         assert parameter.grad is not None
-        bucket.take(number, parameter.grad)
+        is_full = bucket.take(number, parameter.grad)
         parameter.grad = None
-        if bucket.is_full and self.is_gradient_accumulation_boundary():
+        if is_full and self.is_gradient_accumulation_boundary():
             self._exchange.join_full(self._buckets)
 
     def update_hp_grads(self, **_: Any) -> None:
@@ -123,11 +125,15 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         A gradient that is not finite moves nothing. On a GPU the host does not look at the norm: the factor of the
         gradient is then NaN, and the optimizer's step leaves everything as it is.
         """
-        norm = self._norm() / self._ranks  # of the mean over ranks, which DeepSpeed's other optimizers make too
-        self.overflow = not isinstance(norm, Tensor) and not math.isfinite(norm)
-        self._global_grad_norm = math.inf if self.overflow else norm
+        on_device = stays_on_device(self.fp32_groups_flat_partition[0])
+        if not on_device:
+            self.optimizer.scale = self._find_scale()
+        elif self._ranks > 1 or self._shared:  # a graph waits for no other rank
+            squares = self._add_squares()
+            self._squares = squares if self._squares is None else self._squares.copy_(squares)
+        self.optimizer.find_scale = self._find_scale if on_device else None
+        self.overflow = not on_device and not math.isfinite(self._norm)
         if not self.overflow:
-            self.optimizer.scale = find_clip_factor(norm, self.clip_grad) / self._ranks
             for weights, sums in zip(
                 self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
             ):
@@ -138,27 +144,33 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
                     bucket.rows.clear()
             self._lazy_init_hp_params_optimizer_state()
             self.update_lp_params()
+        norm = math.inf if self.overflow else self._norm
+        self._global_grad_norm = norm.clone() if isinstance(norm, Tensor) else norm  # a graph writes the next one there
         self.clear_hp_grads()
 
     def update_lp_params(self) -> None:
-        """Rounds this rank's share of the weights, and sends it to the others unless they share its memory."""
-        for own in self.fp32_groups_flat_partition:
-            if id(own) not in self.optimizer.written:
-                self.optimizer.rounded[id(own)].copy_(own)
-        self.optimizer.written.clear()
+        """Sends this rank's share of the rounded weights to the others unless they share its memory."""
         if self._exchange.shares_weights:
             wait_for_all()
-            return
-        all_gather_dp_groups(
-            groups_flat=self.bf16_groups_flat,
-            partitioned_param_groups=self.bf16_partitioned_groups,
-            dp_process_group=self.real_dp_process_group,
-            start_alignment_factor=self.nccl_start_alignment_factor,
-            allgather_bucket_size=self.allgather_bucket_size,
-        )
+        elif self._ranks > 1:
+            all_gather_dp_groups(
+                groups_flat=self.bf16_groups_flat,
+                partitioned_param_groups=self.bf16_partitioned_groups,
+                dp_process_group=self.real_dp_process_group,
+                start_alignment_factor=self.nccl_start_alignment_factor,
+                allgather_bucket_size=self.allgather_bucket_size,
+            )
 
-    def _norm(self) -> Tensor | float:
-        """Computes the norm of the sum of all ranks' gradients, over all weights; it stays on a GPU."""
+    def _find_scale(self) -> Tensor | float:
+        """Computes the factor of gradients, and their norm: of the mean over ranks, which DeepSpeed's other optimizers
+        make too."""
+        squares = self._add_squares() if self._squares is None else self._squares
+        norm = squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
+        norm = self._norm = norm / self._ranks
+        return find_clip_factor(norm, self.clip_grad) / self._ranks
+
+    def _add_squares(self) -> Tensor:
+        """Adds up the squares of the sum of all ranks' gradients, over all weights."""
         if any(bucket.rows or bucket.uncounted for bucket in self._buckets):
             rank = dist.get_rank(self._group)
             own = [(bucket, share) for bucket in self._buckets for share in bucket.shares if share.owner == rank]
@@ -167,7 +179,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             squares = torch.stack([add_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
         if self._ranks > 1 or self._shared:
             dist.all_reduce(squares, group=None if self._shared else self._group)
-        return squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
+        return squares
 
     def clear_hp_grads(self) -> None:
         """Forgets the gradients, also those of a step that was broken off; the next step overwrites the sums."""

@@ -186,7 +186,7 @@ class Encoder(Trainable):
             x = self._run_layer(len(self.layers), x, layouts, hidden, attention)
         else:
             n, spare = len(chosen), layout.spare_rows(x[: len(chosen)])
-            chosen = F.pad(chosen, (0, spare))  # by the first row: nobody reads these results
+            chosen = F.pad(chosen, (0, spare)) if spare else chosen  # by the first row: nobody reads these results
             hidden = hidden.select_rows(chosen)
             x = self._run_layer(len(self.layers), x, layouts, hidden, attention, chosen)
         yield x[:n] if spare else x

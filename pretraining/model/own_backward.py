@@ -21,6 +21,13 @@ ForwardOfTwo = tuple[tuple[Tensor, Tensor], Saved, Callable[..., Gradients]]
 """The same for two results; one of whole numbers has no gradient."""
 
 
+def find_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Returns the `apply` of a function without PyTorch's checks in Python for functional transforms, such as vmap,
+    under which none of ours is called."""
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+    return apply
+
+
 class _OwnBackward(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, forward: Callable[..., Any], *inputs: Any) -> Any:
@@ -46,4 +53,4 @@ def with_backward(
     The backward pass takes the gradients of the results and the saved tensors. It returns the gradients of the first
     inputs; the other inputs get none. The inputs are passed by position.
     """
-    return functools.update_wrapper(functools.partial(_OwnBackward.apply, forward), forward)
+    return functools.update_wrapper(functools.partial(find_apply(_OwnBackward), forward), forward)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
+from pretraining.model.own_backward import find_apply
 
 TILE_ROWS = 16
 WIDE, WORTH = 1024, 600
@@ -23,7 +24,7 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.t() + bias. The bias gets no gradient in our own backward pass, and should need none."""
     if not _is_ours(x, weight):
         return F.linear(x, weight, bias)
-    out: Tensor = _Product.apply(pad_to_tiles(x), weight, bias)[0]
+    out: Tensor = _multiply(pad_to_tiles(x), weight, bias)[0]
     return out[: len(x)] if len(out) > len(x) else out
 
 
@@ -34,7 +35,8 @@ def multiply_and_pass(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     overwrites the latter: a hook there must copy it.
     """
     if gpu.takes_products(x) or _is_ours(x, weight):
-        return _Product.apply(x, weight, bias)
+        out, residual = _multiply(x, weight, bias)
+        return out, residual
     return F.linear(x, weight, bias), x
 
 
@@ -107,6 +109,9 @@ class _Product(torch.autograd.Function):
         of_x, of_weight, _ = ctx.needs_input_grad
         grad_weight = weight_gradient(grad, x) if of_weight else None
         return _add_product(grad_residual, grad, weight) if of_x else None, grad_weight, None
+
+
+_multiply = find_apply(_Product)
 
 
 def _add_product(gradient: Tensor | None, slope: Tensor, weight: Tensor) -> Tensor:

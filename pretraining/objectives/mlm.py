@@ -184,7 +184,7 @@ class MaskedPieces(Objective):
         return predictions + (sequences if shape.learns.pairs else 0)
 
     def losses(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> Losses | MaskedLosses:
-        at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
+        at_masks, of_sequences = seen.split_with_sizes([len(batch.chosen), len(seen) - len(batch.chosen)])
         masked, masked_correct = model.head(PIECE_HEAD)(at_masks, model.embeddings.word.weight, batch.labels)
         if not model.shape.learns.pairs:
             return MaskedLosses(masked, masked_correct)
@@ -262,7 +262,7 @@ class MaskedPieces(Objective):
         return [f"masks are drawn anew in every epoch, a share of {' to '.join(shares)} of the pieces"]
 
     def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:
-        at_masks, of_sequences = seen.tensor_split([len(batch.chosen)])
+        at_masks, of_sequences = seen.split_with_sizes([len(batch.chosen), len(seen) - len(batch.chosen)])
         masked = {"masked": model.head(PIECE_HEAD).logits(at_masks, model.embeddings.word.weight)}
         return (
             {**masked, "next-sentence": self._next_logits(model, of_sequences)} if model.shape.learns.pairs else masked

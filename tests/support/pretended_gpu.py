@@ -27,7 +27,8 @@ ON_BOTH = (Tensor.to, Tensor.copy_, Tensor.__getitem__)
 """what takes tensors of both devices"""
 WAITS = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
 """what brings numbers to the host, which waits for them"""
-DEVICE, ON_GPU = Tensor.device.__get__, Tensor.is_cuda.__get__  # type: ignore[attr-defined]
+DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
+IS_THERE = {Tensor.is_cuda.__get__: True, Tensor.is_cpu.__get__: False}  # type: ignore[attr-defined]
 GRADIENT = (Tensor.grad.__get__, Tensor.grad.__set__)  # type: ignore[union-attr]
 
 NEW_GROUP = dist.new_group
@@ -82,8 +83,8 @@ class PretendedGpu(TorchFunctionMode):
         here = {id(each.numbers): each for each in given if isinstance(each, GpuTensor)}
         if function in GRADIENT or function is torch.device:
             return function(*args, **kwargs)
-        if here and function in (DEVICE, ON_GPU):
-            return GPU if function == DEVICE else True
+        if here and (function == DEVICE or function in IS_THERE):
+            return IS_THERE.get(function, GPU)
         if here and function not in ON_BOTH and any(not isinstance(each, GpuTensor) and each.dim() for each in given):
             raise RuntimeError(f"{function.__name__}: expected all tensors on one device, found cpu and cuda:0")
         device = _wanted_device(function, args, kwargs) or (GPU if here else HOST)

@@ -83,12 +83,14 @@ class FlatOptimizer(torch.optim.Optimizer):
         """flat tensors by the id of their tensor"""
         self.scale: Tensor | float = 1.0
         """the factor of gradients in a step; on a device it is NaN if they are not finite, and nothing moves"""
+        self.find_scale: Callable[[], Tensor] | None = None
+        """computes `scale` on the device as part of each step, and of its graph; None where it is set before"""
         self.found_inf: Tensor | None = None
         """1 on the device if the gradients of a step are not finite, else 0; None where the host has checked them"""
         self.rounded: dict[int, Tensor] = {}
-        """by the id of a flat tensor, where a step may write its new weights in the type of the model"""
+        """by the id of a flat tensor, where a step writes its new weights in the type of the model"""
         self.written: set[int] = set()
-        """the ids of the flat tensors whose `rounded` the last step has written"""
+        """the ids of the flat tensors whose `rounded` the last step has written while it moved them"""
         self.decays = True
         """whether the weights that move decay by their role, also where the recipe's decay is 0"""
         self.dtype = torch.float32
@@ -133,7 +135,7 @@ class FlatOptimizer(torch.optim.Optimizer):
         factor, *rates = self._numbers[:count]
         for rate, group in zip(rates, self.param_groups, strict=True):
             rate.fill_(group["lr"])
-        if isinstance(self.scale, Tensor):
+        if self.find_scale is None and isinstance(self.scale, Tensor):
             self.scale = factor.copy_(self.scale)
         if self.graph is None:
             self._move_groups(moving, rates)
@@ -145,18 +147,30 @@ class FlatOptimizer(torch.optim.Optimizer):
                 self.graph, self._kept = None, []
 
     def _move_groups(self, moving: Sequence[Sequence[Tensor]], rates: Sequence[Rate]) -> None:
+        """Moves the weights of all groups, and rounds them: the part of a step that a graph repeats."""
+        if self.find_scale is not None:
+            self.scale = self.find_scale()
         self.found_inf = self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
         for group, tensors, rate in zip(self.param_groups, moving, rates, strict=True):
             if tensors:
                 self.decays = group.get("decays", True)
                 self.move(tensors, rate, group["weight_decay"])
+        for tensor in chain.from_iterable(moving):
+            rounded = self.rounded.get(id(tensor))
+            if rounded is not None and id(tensor) not in self.written:
+                rounded.copy_(tensor)
 
     def _find_key(self, moving: Sequence[Sequence[Tensor]]) -> tuple[Any, ...]:
         """Finds the addresses and numbers that a graph of this step would have, but for gradients."""
         states = [[tensor, *self.get_state(tensor).values()] for tensor in chain.from_iterable(moving)]
-        addresses = [each.data_ptr() for each in chain.from_iterable(states)]
+        addresses = [each.data_ptr() for each in (*chain.from_iterable(states), *self.rounded.values())]
         counts, decays = map(len, moving), [group["weight_decay"] for group in self.param_groups]
-        return (*addresses, *counts, *decays, self.scale if isinstance(self.scale, float) else None)
+        return (
+            *addresses,
+            *counts,
+            *decays,
+            self.scale if isinstance(self.scale, float) and self.find_scale is None else None,
+        )
 
     def _keep_gradients(self, tensors: Sequence[Tensor], key: tuple[Any, ...]) -> None:
         """Copies gradients that lie elsewhere than in the step before to where the graph reads them."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from support.operations import compute_by
 from support.optimizer_reference import Pull, make_engine
 from support.training import run_connected
@@ -70,7 +71,7 @@ class Recorder(TorchDispatchMode):
 
     def describe(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
-            return value
+            return str(value)  # NaN is equal to NaN
         form = (tuple(value.shape), value.stride(), value.dtype)
         if address(value) in self.made:
             return form
@@ -144,6 +145,9 @@ def step_by_stand(name: str, zero: int) -> tuple[list[Log], list[bool], bool]:
         states = [optimizer.get_state(each.tensor)["step"] for each in by_graph.flat_tensors]
         optimizer._numbers = [torch.zeros(()) for _ in range(3)]
         stand.known = {each.data_ptr() for each in (*states, *optimizer._numbers)}
+        if dist.get_world_size() > 1:
+            squares = by_graph.deepspeed.optimizer._squares = torch.zeros((), dtype=torch.float64)
+            stand.known.add(squares.data_ptr())
         found = make_steps(by_graph)
     sums = getattr(by_graph.deepspeed.optimizer, "fp32_groups_gradient_flat_partition", [])
     reads_sums = [each.data_ptr() for each in sums] == [each.data_ptr() for each in optimizer._kept]
@@ -171,6 +175,13 @@ def test_kernels_are_given_the_same_at_each_step(found: dict[Any, Any], case: tu
         assert log == logs[0]
     assert same == [True] * len(RATES)
     assert reads_sums == (case[1] == 1), "under ZeRO 1 no gradient is copied"
+
+
+def test_the_graph_of_a_rank_reads_the_norm_of_all() -> None:
+    for logs, same, reads_sums in run_connected(2, partial(step_by_stand, "adamw", 1)):
+        assert all(log == logs[0] for log in logs[1:])
+        assert len(logs) == len(RATES) - 1
+        assert all([*same, reads_sums])
 
 
 def forget_gradient(optimizer: FlatOptimizer) -> None:
