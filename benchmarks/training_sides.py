@@ -195,10 +195,6 @@ class OurTraining(TrainingSide):
     def take(self, batch: PretrainingBatch) -> None:
         """Pins the next batch, as the loader does, and applies this side's arithmetic settings to the process."""
         self.batches = join_micro_batches([batch]).pin_for(self.device)
-        self._set_arithmetic()
-
-    def _set_arithmetic(self) -> None:
-        """Applies this side's arithmetic settings to the process, where another side has set its own."""
         set_arithmetic(self.settings.precision, self.settings.compute, self.device)
 
     def compute(self) -> None:
@@ -212,7 +208,6 @@ class OurTraining(TrainingSide):
     def largest(self, length: int, predictions: int, most: int) -> int:
         """Returns the sequences that a trainer takes for micro_batch = "auto" in a step of `most`. The state of the
         optimizer must be allocated already."""
-        self._set_arithmetic()
         dtype = name_dtype(self.training.engine.dtype)
         heaviest = Heaviest(self.shape, dtype, length, predictions, recompute=False)
         sizes = heaviest.sizes(most, self.device.type == "cpu")
@@ -226,7 +221,7 @@ class OurTraining(TrainingSide):
 
     def write_profile(self, folder: Path) -> list[dict[str, Any]]:
         """Writes a trace and a table of the operations of a step into a folder; returns the longest operations."""
-        self._set_arithmetic()
+        set_arithmetic(self.settings.precision, self.settings.compute, self.device)
         os.environ["KINETO_LOG_LEVEL"] = "99"  # PyTorch's profiler says nothing on stderr
         with profile_steps(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):

@@ -133,10 +133,9 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
             write_json(folder / FOUND, state)
         if (lost is None and code != BROKEN) or time.time() > end:
             break
-    ends = {name: part["ended"] for name, part in state["parts"].items() if part["begun"] >= since}
-    failed = [name for name, ended in ends.items() if ended != "done"]
-    for name in failed:
-        say(f"{name}: {ends[name]}; once more: make gpu PARTS={name}")
+    failed = [each for each in state["parts"].items() if each[1]["begun"] >= since and each[1]["ended"] != "done"]
+    for name, part in failed:
+        say(f"{name}: {part['ended']}; once more: make gpu PARTS={name}")
     return Code.MISTAKE if failed else Code.STOPPED if code is None else abs(code)
 
 

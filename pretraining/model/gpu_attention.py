@@ -137,7 +137,7 @@ def _read_tile(qkv, grad, out, spreads, rows, length, lane, width: tl.constexpr)
 
 
 @triton.jit
-def _differentiate(key, value, query, slope, inner, spread, scale, seen, factor):
+def _find_slopes(key, value, query, slope, inner, spread, scale, seen, factor):
     """Computes what a tile of queries adds to the gradients of a tile of keys and of values, and the slopes of its
     scores, (keys, queries), with their sums for each key. `factor` is that of dropout."""
     scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
@@ -215,9 +215,7 @@ def _attend_backward(
     sequence, head = tl.program_id(0) // (width // size), tl.program_id(0) % (width // size)
     begin, length, ahead = _read_sequence(starts, sequence, first, window)
     joint, single = begin.to(tl.int64) * (3 * width) + head * size, begin.to(tl.int64) * width + head * size
-    qkv, grad_qkv, grad, out = qkv + joint, grad_qkv + joint, grad + single, out + single
-    if halts:
-        halfway += single
+    qkv, grad_qkv, grad, out, halfway = qkv + joint, grad_qkv + joint, grad + single, out + single, halfway + single
     spreads += head.to(tl.int64) * pieces + begin
     if drops:
         hashes += begin
@@ -240,9 +238,7 @@ def _attend_backward(
                 hashed = tl.load(hashes + row, mask=row < length, other=0)
                 factor = _draw_columns(hashed.to(tl.uint32, bitcast=True), number, threshold, scale_kept)
             seen = _sees(row, column, length, window, ahead, whole)
-            to_key, to_value, slopes, of_slopes = _differentiate(
-                key, value, query, slope, inner, spread, scale, seen, factor
-            )
+            to_key, to_value, slopes, added = _find_slopes(key, value, query, slope, inner, spread, scale, seen, factor)
             grad_key, grad_value, grad_query = grad_key + to_key, grad_value + to_value, _multiply_turned(slopes, key)
             is_last = left + tile_columns >= tl.minimum(top + tile_rows + ahead, length)
             if halts:
@@ -250,7 +246,7 @@ def _attend_backward(
                 grad_query = _continue_sum(halfway + at, grad_query, was_before, known & (is_last == 0))
             tl.store(grad_qkv + joint_at, grad_query * slope_scale, mask=known & is_last)
             if adds_up:
-                total += of_slopes
+                total += added
         grad_key, total = grad_key * slope_scale, total * slope_scale
         _store_gradients(grad_qkv + place, sums, key, grad_key, grad_value, total, present, lane, adds_up, width)
         if adds_up:
@@ -315,7 +311,7 @@ def attend_backward(
     size, count = hidden // heads, len(starts) - 1
     tile = choose_tile(hidden, size, longest, _find_capability(qkv.device))
     blocks, grad_qkv = -(-longest // tile.columns), torch.empty_like(qkv)
-    halfway = qkv.new_empty(pieces, hidden, dtype=torch.float32) if blocks > 1 else None
+    halfway = qkv.new_empty(pieces, hidden, dtype=torch.float32) if blocks > 1 else spreads
     sums = qkv.new_empty(count * blocks, 3 * hidden, dtype=torch.float32) if has_bias else None
     tensors = (grad, qkv, starts, hashes, out, spreads, grad_qkv, halfway, sums)
     sizes = (pieces, blocks, first, window, math.log2(math.e) * size**-0.5, size**-0.5, first_head)

@@ -30,21 +30,9 @@ COST_OF_FLASH = "PyTorch attends instead, and each rank draws masks of its own"
 COST = "what lies between products moves nearly twice the bytes on this GPU, and each rank draws masks of its own"
 USUAL_WORDS = 30_528
 """The logits of a prediction of BERT, with those that pad its vocabulary."""
-Operation = Literal[
-    "gelu",
-    "gelu_tanh",
-    "geglu",
-    "add_and_norm",
-    "add_then_norm",
-    "drop",
-    "rotate",
-    "join",
-    "attention",
-    "row_keys",
-    "cross_entropy",
-    "optimizer",
-]
-
+OfRows = Literal["gelu", "gelu_tanh", "geglu", "add_and_norm", "add_then_norm", "drop", "rotate", "join"]
+"""Operations on rows of hidden states."""
+Operation = Literal[OfRows, "attention", "row_keys", "cross_entropy", "optimizer"]
 Form = tuple[int, int, int, int]
 """What chooses among the kernels of attention: the number of heads, the most pieces of a sequence, the number of the
 first sequences in which a piece sees one way, and the window."""
@@ -61,7 +49,7 @@ def usable(operation: Operation, x: Tensor, masks: Masks | None = None, form: Fo
     if drops and masks is not None and len(masks[0]) != x.shape[0]:
         return False
     if operation in ("row_keys", "optimizer"):
-        return _works(operation, x.device, torch.float32, 1, False, False)
+        return _works(operation, x.device, torch.float32, 1, False, False, form)
     if operation == "cross_entropy" and x.dtype == torch.float16:
         return False  # small shares would vanish, which gradients of a scaled loss do not
     fits = x.dtype in TYPES and x.dim() == 2 and x.shape[1] <= MOST_WIDTH
@@ -195,13 +183,7 @@ def _kernels() -> Any:
 
 @functools.cache
 def _works(
-    operation: Operation,
-    device: torch.device,
-    dtype: torch.dtype,
-    width: int,
-    drops: bool,
-    learns: bool,
-    form: Form = ONE_PIECE,
+    operation: Operation, device: torch.device, dtype: torch.dtype, width: int, drops: bool, learns: bool, form: Form
 ) -> bool:
     """Whether all kernels that an operation needs compile for such rows and this GPU. If not, none of ours is used, but
     for attention, whose failure concerns attention of this form alone."""

@@ -3,7 +3,7 @@
 Bytes for each parameter, with 16-bit weights; in fp32, 4 instead of 2:
 
     weights     2      divided by ZeRO 3, which holds up to `stage3_max_live_parameters` of them whole at a time
-    gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 has those of a micro-batch besides, 2.
+    gradients   4      their sums in fp32, divided by ZeRO 2 and 3. In fp16 ZeRO 1 also has those of a micro-batch, 2.
                 Without ZeRO a CUDA graph of the optimizer's step has a copy, 4
     optimizer   12     fp32 weights and what the optimizer keeps, such as two averages; divided by ZeRO 1, 2 and 3
 

@@ -24,10 +24,11 @@ from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
 from benchmarks.sides import Answer, NoMemoryError, SideFailedError, SideSpec, open_sides, sides_in_this_process
 from benchmarks.tables import summarise_contests
-from benchmarks.throughput import Bench, Throughput
+from benchmarks.throughput import SIDES, Bench, Throughput
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
 from data_prep.common.errors import UserError
 from pretraining.huggingface.weights import import_weights
+from pretraining.model import gpu_layouts
 from pretraining.objectives.declaration import build_model, find_objective
 
 SETTINGS = ("GOMP_SPINCOUNT", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
@@ -222,6 +223,20 @@ def test_another_architecture_of_the_same_size_takes_the_same_batches(shared: Pl
     shape, _ = Contest.parse("gpt:tiny-32-2").open(shared.data)
     with pytest.raises(UserError, match='"modern": its pieces see'):
         OurTraining(shape, CPU, torch.float32, other="modern")
+
+
+@pytest.mark.usefixtures("leaves_group")
+def test_a_profile_is_that_of_its_own_side(shared: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sides in one process choose attention for all of it in their turns, and ours is not the last."""
+    monkeypatch.setattr(gpu_layouts, "_choice", "auto")
+    shape, read = Contest.parse("tiny-32-2").open(shared.data)
+    ours, own = (SIDES[name].make(shape, CPU, torch.float32) for name in ("cloze", "cloze, own attention"))
+    for side in (ours, own):
+        side.take(read(0))
+    monkeypatch.setattr(ours, "compute", lambda: chosen.append(gpu_layouts._choice))
+    chosen: list[str] = []
+    ours.write_profile(tmp_path)
+    assert {*chosen} == {"auto"}
 
 
 def test_the_peers_batch_is_padded_before_its_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,9 +130,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         if not tensors or not needs_rate_tensor(tensors[0]):
             self._move_groups(moving, [group["lr"] for group in self.param_groups])
             return
-        count = 1 + len(self.param_groups)
-        self._numbers += [tensors[0].new_zeros(()) for _ in range(len(self._numbers), count)]
-        factor, *rates = self._numbers[:count]
+        self._numbers += [tensors[0].new_zeros(()) for _ in range(len(self._numbers), 1 + len(self.param_groups))]
+        factor, *rates = self._numbers[: 1 + len(self.param_groups)]
         for rate, group in zip(rates, self.param_groups, strict=True):
             rate.fill_(group["lr"])
         if self.find_scale is None and isinstance(self.scale, Tensor):
@@ -141,7 +140,7 @@ class FlatOptimizer(torch.optim.Optimizer):
             self._move_groups(moving, rates)
         else:
             key = self._find_key(moving)
-            self._keep_gradients(tensors, key)
+            self._keep_gradients(tensors, is_new=key != self.graph.key)
             self.graph.run(lambda: self._move_groups(moving, rates), key)
             if self.graph.failed:
                 self.graph, self._kept = None, []
@@ -156,27 +155,21 @@ class FlatOptimizer(torch.optim.Optimizer):
                 self.decays = group.get("decays", True)
                 self.move(tensors, rate, group["weight_decay"])
         for tensor in chain.from_iterable(moving):
-            rounded = self.rounded.get(id(tensor))
-            if rounded is not None and id(tensor) not in self.written:
-                rounded.copy_(tensor)
+            if id(tensor) in self.rounded.keys() - self.written:
+                self.rounded[id(tensor)].copy_(tensor)
 
     def _find_key(self, moving: Sequence[Sequence[Tensor]]) -> tuple[Any, ...]:
         """Finds the addresses and numbers that a graph of this step would have, but for gradients."""
         states = [[tensor, *self.get_state(tensor).values()] for tensor in chain.from_iterable(moving)]
         addresses = [each.data_ptr() for each in (*chain.from_iterable(states), *self.rounded.values())]
         counts, decays = map(len, moving), [group["weight_decay"] for group in self.param_groups]
-        return (
-            *addresses,
-            *counts,
-            *decays,
-            self.scale if isinstance(self.scale, float) and self.find_scale is None else None,
-        )
+        scale = self.scale if isinstance(self.scale, float) and self.find_scale is None else None
+        return (*addresses, *counts, *decays, scale)
 
-    def _keep_gradients(self, tensors: Sequence[Tensor], key: tuple[Any, ...]) -> None:
+    def _keep_gradients(self, tensors: Sequence[Tensor], is_new: bool) -> None:
         """Copies gradients that lie elsewhere than in the step before to where the graph reads them."""
-        assert self.graph is not None
         given = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        if key != self.graph.key:
+        if is_new:
             self._kept = given
         moved = [pair for pair in zip(self._kept, given, strict=True) if pair[0].data_ptr() != pair[1].data_ptr()]
         if moved:

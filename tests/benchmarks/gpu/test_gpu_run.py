@@ -10,6 +10,7 @@ import time
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import tyro
@@ -83,7 +84,8 @@ def test_parts_are_chosen_and_those_left_that_do_not_end_in_time(
 
 
 def test_a_part_that_fails_takes_nothing_from_the_others_and_runs_again(machine: Machine) -> None:
-    machine.work("one two three", fails="two")
+    with patch.object(worker, "disconnect", side_effect=RuntimeError("unspecified launch failure")):
+        machine.work("one two three", fails="two")
     assert machine.ends == {"one": "done", "two": "failed: no luck", "three": "done"}
     begun = time.time()
     machine.work("one two three", since=begun)
@@ -168,6 +170,17 @@ def test_another_process_goes_on_where_one_dies_or_hangs(
     assert "dies: ended its process with -6; once more: make gpu PARTS=dies" in log
 
 
+def test_a_worker_in_which_no_part_begins_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "worker.py").write_text("import sys, time\ntime.sleep(60 * ('list' not in sys.argv))")
+    for name, value in {"WORKER": tmp_path / "worker.py", "OUT": tmp_path / "results", "BEGINNING": 0.1}.items():
+        monkeypatch.setattr(run, name, value)
+    monkeypatch.setattr(sys, "argv", ["run.py", "list"])
+    assert run.measure(GpuRun("list"), open_console()) == 0
+    assert not (tmp_path / "results").exists(), "a list measures nothing"
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert run.measure(GpuRun(), open_console()) == 75
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_parts_run_on_a_cpu_without_any_package_that_may_be_missing(tmp_path: Path) -> None:
@@ -214,11 +227,17 @@ def test_packages_of_the_wheels_need_no_others_than_those_of_torch() -> None:
     assert not gathered & {"torch", "numpy", "pyarrow"}
 
 
-def test_nothing_is_installed_that_the_machine_has() -> None:
+def test_nothing_is_installed_that_the_machine_has(tmp_path: Path) -> None:
+    """As new as the locked one; DeepSpeed must be the locked one."""
+    for name, version in (("rich", "999"), ("tyro", "0.0.1"), ("deepspeed", "999")):
+        (tmp_path / f"{name}-{version}.egg-info").write_text(f"Name: {name}\nVersion: {version}\n")
     found = re.search(r"^ABSENT := ((?:.*\\\n)*.*)", MAKEFILE, re.MULTILINE)
     assert found is not None
     asked = [sys.executable, "-c", found[1].replace("\\\n", ""), "torch", "pydantic-core", "nowhere"]
-    assert subprocess.check_output(asked, text=True).split() == ["nowhere"]
+    assert subprocess.check_output(asked, cwd=ROOT, text=True).split() == ["nowhere"]
+    asked[3:] = ["rich", "tyro", "deepspeed"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    assert subprocess.check_output(asked, cwd=ROOT, env=environment, text=True).split() == ["tyro", "deepspeed"]
 
 
 MEANT = {

@@ -111,6 +111,8 @@ def test_gradients_of_what_goes_past_a_product_are_added(
     plain = gradients_by(lambda x, weight, bias: (F.linear(x, weight, bias), x))
     for one, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    with pytest.raises(RuntimeError, match="has no gradient"):
+        torch.autograd.grad(multiply_and_pass(*leaves)[0].sum(), asked, create_graph=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -187,6 +189,14 @@ def test_where_triton_fails_one_warning_says_what_it_costs(told: str, monkeypatc
     assert str(warning.message).startswith(told)
     assert "twice the bytes" in str(warning.message)
     assert "\n" not in str(warning.message)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_where_attention_alone_fails_the_other_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "attend", mock.Mock(side_effect=RuntimeError("out of resource: shared memory")))
+    with pytest.warns(UserWarning, match="shared memory.*: PyTorch attends instead"):
+        assert not gpu.usable("attention", on_a_gpu(32))
+    assert gpu.usable("gelu", on_a_gpu(32))
 
 
 def test_triton_is_loaded_by_a_gpu_alone() -> None:
