@@ -1,0 +1,151 @@
+"""Pairs of texts of one document, to train embeddings on: its title with its first passage, a passage with the next.
+
+No text is in two pairs of a document. Documents are held out by the hash of their text, so copies stay on one side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from data_prep.common.errors import UserError
+from data_prep.common.files import replacing
+from data_prep.readers.formats.declaration import list_readers
+from data_prep.readers.reader import Document, Options, Problems
+from data_prep.readers.sources import SourceFile
+
+SHORTEST, LONGEST = 100, 1000
+"""Characters of a passage: shorter paragraphs are joined with the next one, longer ones are cut."""
+SHARE, MOST_HELD_OUT = 0.05, 20_000_000
+"""Share of the documents that is held out, of at most about this many bytes of files: they are kept in memory."""
+TASK, TRAIN, DEV, HELD_OUT = "pairs.toml", "train.jsonl", "dev.jsonl", "held-out"
+"""What is written: the task of run_task.py, its pairs, and a folder in BEIR's form with the pairs of dev."""
+Pair = tuple[str, str]
+
+
+def cut_passages(paragraphs: Iterable[str]) -> Iterator[str]:
+    """Yields passages of SHORTEST to LONGEST characters; leaves out a shorter rest."""
+    text = ""
+    for paragraph in paragraphs:
+        text, start = f"{text} {paragraph}".strip(), 0
+        while len(text) - start > LONGEST:
+            blank = text.rfind(" ", start + SHORTEST, start + LONGEST)
+            end = blank if blank > 0 else start + LONGEST
+            yield text[start:end].strip()
+            start = end
+        text = text[start:].strip()
+        if len(text) >= SHORTEST:
+            yield text
+            text = ""
+
+
+def make_pairs(document: Document) -> list[Pair]:
+    """Makes the pairs of a document: none if it is too short."""
+    texts = [*filter(None, [document.title.strip()]), *cut_passages(document.passages)]
+    return [(first, second) for first, second in zip(texts[::2], texts[1::2], strict=False) if first != second]
+
+
+def read_documents(files: Sequence[SourceFile], problems: Problems) -> Iterator[Document]:
+    """Yields the documents of files of any format, one after another."""
+    for file in files:
+        reader = list_readers()[file.format]
+        for span in reader.spans(Path(file.path), file.size):
+            yield from reader.read(span, Options(problems, source=file.source))
+
+
+def divide(documents: Iterable[Document], share: float) -> Iterator[tuple[bool, Document]]:
+    """Yields each document, and whether it is held out: those with the lowest hashes, at least one and its copies."""
+    lowest, kept, some = 1.0, list[Document](), False
+    for document in documents:
+        text = "\n".join([document.title, *document.passages])
+        hashed = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
+        rank = int.from_bytes(hashed, "big") / 2**64
+        some = some or rank < share
+        if some or rank > lowest:
+            yield rank < share, document
+        elif rank == lowest:
+            kept.append(document)
+        else:  # the one to hold out if no other is
+            yield from ((False, each) for each in kept)
+            lowest, kept = rank, [document]
+    yield from ((not some, each) for each in kept)
+
+
+def write_pairs(folder: Path, files: Sequence[SourceFile], problems: Problems) -> Counter[str]:
+    """Writes the pairs of all documents in files, those of held-out documents apart; counts documents and pairs."""
+    share = min(SHARE, MOST_HELD_OUT / sum(file.size for file in files))
+    counts, held_out = Counter[str](), list[Pair]()
+
+    def find_usable() -> Iterator[Document]:
+        for document in read_documents(files, problems):
+            usable = bool(make_pairs(document))
+            counts["untitled"] += usable and not document.title.strip()
+            counts["documents" if usable else "too short"] += 1
+            if usable:
+                yield document
+
+    with replacing(folder / TRAIN) as train:
+        for is_held_out, document in divide(find_usable(), share):
+            pairs = make_pairs(document)
+            counts["held-out documents"] += is_held_out
+            counts[DEV if is_held_out else TRAIN] += len(pairs)
+            if is_held_out:
+                held_out += pairs
+            else:
+                train.writelines(map(spell_pair, pairs))
+        if not counts[TRAIN]:
+            raise UserError(_explain_lack(counts, problems))
+    with replacing(folder / DEV) as dev:
+        dev.writelines(map(spell_pair, held_out))
+    write_retrieval(folder / HELD_OUT, held_out)
+    with replacing(folder / TASK) as task:
+        task.write(TASK_TEXT.encode())
+    return counts
+
+
+TASK_TEXT = f"""\
+name = "pairs"
+kind = "embeddings"
+train = "{TRAIN}"
+dev = "{DEV}"
+"""
+
+
+def _explain_lack(counts: Counter[str], problems: Problems) -> str:
+    """Explains why there is nothing to train on."""
+    text = f"--docs: {counts['documents']:,} documents with pairs, and training takes 2: one is held out"
+    short = f"{counts['too short']:,} documents have no two texts of {SHORTEST} characters, or a title and one"
+    return "\n".join([text, *[short] * bool(counts["too short"]), *problems.skipped[:1]])
+
+
+def spell_pair(pair: Pair) -> bytes:
+    """Spells a pair as a line of JSON."""
+    return spell_row({"question": pair[0], "passage": pair[1]})
+
+
+def spell_row(row: dict[str, Any]) -> bytes:
+    """Spells a row as a line of JSON."""
+    return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def write_retrieval(folder: Path, pairs: Iterable[Pair]) -> None:
+    """Writes pairs as a retrieval test in BEIR's form; equal texts are one query or one document."""
+    queries, corpus = dict[str, str](), dict[str, str]()
+    with ExitStack() as stack:
+        qrels, asked, found = (
+            stack.enter_context(replacing(folder / name)) for name in ("qrels/test.tsv", "queries.jsonl", "corpus.jsonl")
+        )
+        qrels.write(b"query-id\tcorpus-id\tscore\n")
+        for question, passage in dict.fromkeys(pairs):
+            if question not in queries:
+                queries[question] = f"q{len(queries)}"
+                asked.write(spell_row({"_id": queries[question], "text": question}))
+            if passage not in corpus:
+                corpus[passage] = f"d{len(corpus)}"
+                found.write(spell_row({"_id": corpus[passage], "title": "", "text": passage}))
+            qrels.write(f"{queries[question]}\t{corpus[passage]}\t1\n".encode())
