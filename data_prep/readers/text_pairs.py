@@ -138,7 +138,8 @@ def write_retrieval(folder: Path, pairs: Iterable[Pair]) -> None:
     queries, corpus = dict[str, str](), dict[str, str]()
     with ExitStack() as stack:
         qrels, asked, found = (
-            stack.enter_context(replacing(folder / name)) for name in ("qrels/test.tsv", "queries.jsonl", "corpus.jsonl")
+            stack.enter_context(replacing(folder / name))
+            for name in ("qrels/test.tsv", "queries.jsonl", "corpus.jsonl")
         )
         qrels.write(b"query-id\tcorpus-id\tscore\n")
         for question, passage in dict.fromkeys(pairs):
