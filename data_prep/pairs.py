@@ -5,7 +5,7 @@
     python finetuning/run_task.py pairs/pairs.toml --model exported/mini
 
 A pair is a title and the first passage of its document, or two passages that follow each other. One document in twenty
-is held out: its pairs are dev.jsonl, and the retrieval test held-out/ in BEIR's form.
+is held out: its pairs are dev.jsonl, and the retrieval test held-out/ in BEIR's form. passages.jsonl has all passages.
 """
 
 import sys
@@ -26,7 +26,7 @@ from data_prep.common.outputs import making
 from data_prep.common.terminal import open_console, run_curable
 from data_prep.readers.reader import Problems
 from data_prep.readers.sources import describe_sources, find_files, list_left_out
-from data_prep.readers.text_pairs import DEV, HELD_OUT, SHORTEST, TASK, TRAIN, write_pairs
+from data_prep.readers.text_pairs import DEV, HELD_OUT, PASSAGES, SHORTEST, TASK, TRAIN, write_pairs
 from data_prep.settings import Settings
 
 
@@ -37,7 +37,7 @@ class Pairs:
     docs: tuple[str, ...]
     """Text: files, folders or globs in any format that shard.py reads; what cannot be read is left out and listed."""
     out: Path = Path("pairs")
-    """Folder for the pairs, the task and the retrieval test."""
+    """Folder for the pairs, the passages, the task and the retrieval test."""
     replace: bool = False
     """Replace files of these names that something else has made."""
 
@@ -56,16 +56,16 @@ def prepare(wanted: Pairs) -> None:
     files = find_files([*wanted.docs], out=wanted.out, problems=problems)
     for line in describe_sources(files, Settings()):
         console.print(line, markup=False)
-    places = [wanted.out / name for name in (TASK, TRAIN, DEV, HELD_OUT)]
+    places = [wanted.out / name for name in (TASK, TRAIN, DEV, HELD_OUT, PASSAGES)]
     with making(places, "pairs.py", [Path(path) for path in wanted.docs], wanted.replace):
         counts = write_pairs(wanted.out, files, problems)
     untitled = f", {counts['untitled']:,} of them without a title" * bool(counts["untitled"])
-    console.print(f"{counts['documents']:,} documents{untitled}")
+    console.print(f"{counts['passages']:,} passages; {counts['documents']:,} documents with pairs{untitled}")
     console.print(f"{counts[TRAIN]:,} pairs for training")
     console.print(f"{counts[DEV]:,} pairs of {counts['held-out documents']:,} held-out documents")
     if counts["too short"]:
-        texts = f"no two passages of {SHORTEST} characters, nor a title and one"
-        console.print(f"left out: {counts['too short']:,} documents with {texts}")
+        texts = f"without a title and a passage of {SHORTEST} characters, or two passages"
+        console.print(f"without pairs: {counts['too short']:,} documents {texts}")
     for line in list_left_out(problems.skipped):
         console.print(line, markup=False)
     console.print(f"next: python finetuning/run_task.py {quote(wanted.out / TASK)}", markup=False)

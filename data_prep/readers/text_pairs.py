@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +21,39 @@ from data_prep.readers.reader import Document, Options, Problems
 from data_prep.readers.sources import SourceFile
 
 SHORTEST, LONGEST = 100, 1000
-"""Characters of a passage: shorter paragraphs are joined with the next one, longer ones are cut."""
+"""Characters of a passage: shorter paragraphs are joined with the next ones, longer ones are cut."""
 SHARE, MOST_HELD_OUT = 0.05, 20_000_000
 """Share of the documents that is held out, of at most about this many bytes of files: they are kept in memory."""
-TASK, TRAIN, DEV, HELD_OUT = "pairs.toml", "train.jsonl", "dev.jsonl", "held-out"
-"""What is written: the task of run_task.py, its pairs, and a folder in BEIR's form with the pairs of dev."""
+TASK, TRAIN, DEV = "pairs.toml", "train.jsonl", "dev.jsonl"
+HELD_OUT, PASSAGES = "held-out", "passages.jsonl"
+"""What is written: a task of run_task.py, a folder in BEIR's form with the pairs of dev, and all passages."""
 Pair = tuple[str, str]
 
 
-def cut_passages(paragraphs: Iterable[str]) -> Iterator[str]:
-    """Yields passages of SHORTEST to LONGEST characters; leaves out a shorter rest."""
-    text = ""
+def cut_passages(paragraphs: Iterable[str]) -> list[str]:
+    """Cuts a text into passages; a shorter rest is added to the last one."""
+    passages, text = list[str](), ""
     for paragraph in paragraphs:
         text, start = f"{text} {paragraph}".strip(), 0
         while len(text) - start > LONGEST:
             blank = text.rfind(" ", start + SHORTEST, start + LONGEST)
             end = blank if blank > 0 else start + LONGEST
-            yield text[start:end].strip()
+            passages.append(text[start:end].strip())
             start = end
         text = text[start:].strip()
         if len(text) >= SHORTEST:
-            yield text
+            passages.append(text)
             text = ""
+    if text:
+        passages[-1:] = [" ".join([*passages[-1:], text])]
+    return passages
 
 
-def make_pairs(document: Document) -> list[Pair]:
-    """Makes the pairs of a document: none if it is too short."""
-    texts = [*filter(None, [document.title.strip()]), *cut_passages(document.passages)]
-    return [(first, second) for first, second in zip(texts[::2], texts[1::2], strict=False) if first != second]
+def pair_texts(title: str, passages: Sequence[str]) -> list[Pair]:
+    """Pairs the texts of a document; none if they are too short."""
+    texts = [*filter(None, [title.strip()]), *passages]
+    pairs = zip(texts[::2], texts[1::2], strict=False)
+    return [(first, second) for first, second in pairs if first != second and len(second) >= SHORTEST]
 
 
 def read_documents(files: Sequence[SourceFile], problems: Problems) -> Iterator[Document]:
@@ -81,17 +87,21 @@ def write_pairs(folder: Path, files: Sequence[SourceFile], problems: Problems) -
     share = min(SHARE, MOST_HELD_OUT / sum(file.size for file in files))
     counts, held_out = Counter[str](), list[Pair]()
 
-    def find_usable() -> Iterator[Document]:
-        for document in read_documents(files, problems):
-            usable = bool(make_pairs(document))
-            counts["untitled"] += usable and not document.title.strip()
-            counts["documents" if usable else "too short"] += 1
-            if usable:
-                yield document
+    with replacing(folder / TRAIN) as train, replacing(folder / PASSAGES) as every:
 
-    with replacing(folder / TRAIN) as train:
+        def find_usable() -> Iterator[Document]:
+            for document in read_documents(files, problems):
+                passages = cut_passages(document.passages)
+                every.writelines(spell_row({"title": document.title, "text": text}) for text in passages)
+                usable = bool(pair_texts(document.title, passages))
+                counts["passages"] += len(passages)
+                counts["untitled"] += usable and not document.title.strip()
+                counts["documents" if usable else "too short"] += 1
+                if usable:
+                    yield replace(document, passages=passages)
+
         for is_held_out, document in divide(find_usable(), share):
-            pairs = make_pairs(document)
+            pairs = pair_texts(document.title, document.passages)
             counts["held-out documents"] += is_held_out
             counts[DEV if is_held_out else TRAIN] += len(pairs)
             if is_held_out:
