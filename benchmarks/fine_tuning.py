@@ -19,53 +19,30 @@ if __name__ == "__main__":
 
     begin()
 
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import StringIO
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
+from benchmarks.finetuning_sides import PEER, SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
 from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
-from benchmarks.peer import find_missing_packages, pad_inputs, silence_transformers
-from benchmarks.sides import Answer, SideSpec, open_sides
+from benchmarks.peer import find_missing_packages
+from benchmarks.sides import SideSpec, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, write_demo_task
-from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
-from finetuning.inputs import Cutter, Encoded, Items
-from finetuning.running.base import Base, Run, find_model
-from finetuning.running.loop import Tuner
-from finetuning.running.outputs import compute_outputs
-from finetuning.settings import FineTuning, load_settings
-from finetuning.tasks.glue import open_glue
-from finetuning.tasks.squad import open_squad
-from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
-from pretraining.architectures.weights import TaskHead
-from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.folders import write_folder
-from pretraining.huggingface.weights import AUTO_CLASSES
 from pretraining.objectives.declaration import build_model
-from pretraining.processes.context import Context
-from pretraining.processes.group import choose_device, connect, default_threads, disconnect
-from pretraining.processes.stopping import Control
-from pretraining.processes.watchdog import Watch
+from pretraining.processes.group import choose_device
 
-SQUAD = "squad/train-v1.1_subset_44articles.json"
-PEER = ("transformers", "accelerate")
-"""Packages of the peer."""
-Numbers = Literal["autocast", "fp32"]
-"""The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 PADDINGS = ("padded", "dynamic")
 DEMO = "demo"
@@ -86,216 +63,6 @@ class FineTuningSpeed:
     """Turns for the median."""
     out: Path | None = None
     """File for the results (default: in benchmarks/results)."""
-
-
-@contextmanager
-def open_context(device: torch.device) -> Iterator[Context]:
-    """Opens the context of a run of one process."""
-    world = World()
-    connect(world, device)
-    try:
-        yield Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
-    finally:
-        disconnect()
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """The work of all sides: epochs of training on some items, and predictions of them."""
-
-    task: str
-    """sst2, cola or squad."""
-    model: Path
-    data: Path
-    steps: int
-    """Steps of an epoch."""
-    epochs: int
-    dtype: str = "auto"
-
-    @property
-    def batch(self) -> int:
-        """The usual batch of the task."""
-        return 16 if self.task == "squad" else 32
-
-    @property
-    def width(self) -> int:
-        """The usual width of padded sequences of the task."""
-        return 384 if self.task == "squad" else 128
-
-    def settings(self) -> FineTuning:
-        """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
-        given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
-        given |= {"logging.tensorboard": "false", "checkpoints.every": 0}
-        recipe = "squad1" if self.task == "squad" else "glue"
-        return load_settings(recipe, [f"--{name}={value}" for name, value in given.items()])
-
-    def open(self) -> Task:
-        """Opens the task, with the number of training items that the steps of an epoch take."""
-        setup = Setup(Cutter(find_model(str(self.model)).vocabulary), self.settings())
-        task: Task = (
-            open_squad("1.1", self.data / SQUAD, None, setup)
-            if self.task == "squad"
-            else open_glue(self.task, self.data / "glue", setup)
-        )
-        wanted = self.steps * self.batch
-        if wanted > len(task.train):
-            raise UserError(f"{self.task} has {len(task.train)} items, and {wanted} are needed")
-        task.train = ItemSubset(task.train, np.random.default_rng(0).permutation(len(task.train))[:wanted])
-        return task
-
-
-@dataclass(frozen=True)
-class ItemSubset:
-    """A subset of the items of a split."""
-
-    items: Items
-    numbers: Array
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def encode(self, numbers: Array) -> Encoded:
-        """The model's input of these items."""
-        return self.items.encode(self.numbers[numbers])
-
-
-class UnscoredTuner(Tuner):
-    """A run without scoring, since prediction has its own turns; `end_epoch` is called after each epoch."""
-
-    end_epoch: Callable[[], Any] | None = None
-
-    def score_where_due(self) -> None:
-        """Scores nothing."""
-        if self.end_epoch is not None and self.state.step and self.epoch.is_integer():
-            self.end_epoch()
-
-
-@dataclass(frozen=True)
-class OurFineTuning:
-    """Our fine-tuning: an epoch a turn, and after the last epoch a prediction of the training items a turn."""
-
-    exercise: Exercise
-
-    def take_turns(self, answer: Answer) -> None:
-        """Trains for all epochs, then predicts repeatedly."""
-        settings, task, device = self.exercise.settings(), self.exercise.open(), choose_device("auto", World())
-        torch.set_num_threads(default_threads(World()))
-        set_arithmetic(settings.precision, settings.compute, device)
-        base = Base(find_model(str(self.exercise.model)))
-        with open_context(device) as context, tempfile.TemporaryDirectory() as folder:
-            run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
-            run.end_epoch = answer
-            answer()
-            run.train()
-            while True:
-                compute_outputs(run.engine, task.head.kind, {"train": task.train}, context)
-                answer()
-
-
-@dataclass(frozen=True)
-class TheirFineTuning:
-    """transformers' Trainer in the same turns. It pads to `width`, or to the longest of a batch, of like lengths."""
-
-    numbers: Numbers
-    width: int
-    exercise: Exercise
-
-    def take_turns(self, answer: Answer) -> None:
-        """Trains for all epochs, then predicts repeatedly."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        silence_transformers()
-        import transformers
-
-        class EndsTurns(transformers.TrainerCallback):  # type: ignore[misc]
-            """Ends a turn with the last step of an epoch."""
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-                if state.global_step % steps == 0:
-                    answer()
-
-        steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
-        torch.set_num_threads(default_threads(World()))
-        rows: Any = encode_rows(task.train, task.head.kind, self.width)
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = build_arguments(settings, Path(folder), self.numbers, grouped=not self.width)
-            trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, arguments, rows)
-            if self.width:
-                trainer.data_collator = transformers.default_data_collator
-            trainer.add_callback(EndsTurns())
-            answer()
-            trainer.train()
-            while True:
-                trainer.predict(rows)
-                answer()
-
-
-def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, arguments: Any, rows: Any) -> Any:
-    """Creates a quiet Trainer of this kind for a model folder, and rows of which it pads each batch to its longest."""
-    import transformers
-
-    given: dict[str, Any] = {
-        "hidden_dropout_prob": settings.dropout.hidden,
-        "classifier_dropout": settings.dropout.hidden,
-        "attention_probs_dropout_prob": settings.dropout.attention,
-        "num_labels": head.outputs if head.kind in ("classes", "labels", "score", "tags") else None,
-    }
-    given = {name: value for name, value in given.items() if value is not None}  # else that of the folder
-    transformers.set_seed(settings.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    trainer = kind(
-        model=getattr(transformers, AUTO_CLASSES[head.kind]).from_pretrained(folder, dtype=torch.float32, **given),
-        args=arguments,
-        train_dataset=rows,
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        processing_class=tokenizer,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
-
-
-def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:
-    """Converts our settings to arguments of the Trainer. It uses a GPU if there is one, unless `on_cpu` is set."""
-    import transformers
-
-    optimizer = settings.optimizer
-    return transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=settings.batch,
-        per_device_eval_batch_size=settings.batch,
-        num_train_epochs=settings.epochs,
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup,
-        lr_scheduler_type="linear",
-        adam_beta1=optimizer.betas[0],
-        adam_beta2=optimizer.betas[1],
-        adam_epsilon=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.clip,
-        seed=settings.seed,
-        train_sampling_strategy="group_by_length" if grouped else "random",
-        bf16=numbers == "autocast",
-        use_cpu=on_cpu or not torch.cuda.is_available(),
-        logging_steps=settings.logging.every,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-
-
-def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]:
-    """Converts items to rows of a dataset, padded to `width`; not padded if it is 0."""
-    encoded = items.encode(np.arange(len(items)))
-    pieces, second = encoded.sequences
-    rows: list[dict[str, Any]] = []
-    for number, begins in enumerate(second.tolist()):
-        row = {name: table[0] for name, table in pad_inputs([pieces.row(number)], width).items()}
-        row["token_type_ids"] = np.where(np.arange(len(row["input_ids"])) >= begins, row["attention_mask"], 0)
-        rows.append({name: values.tolist() for name, values in row.items()})
-    labels = [] if encoded.labels is None else encoded.labels.values.tolist()
-    names = ("start_positions", "end_positions") if kind == "spans" else ("labels",)
-    for place, label in enumerate(labels):
-        rows[place // len(names)][names[place % len(names)]] = label
-    return rows
 
 
 def make_model(size: str, folder: Path) -> Path:

@@ -10,7 +10,8 @@ from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks import fine_tuning
 from benchmarks.contests import Turns
-from benchmarks.fine_tuning import Exercise, encode_rows, find_contests
+from benchmarks.fine_tuning import find_contests
+from benchmarks.finetuning_sides import Exercise, ItemSubset, encode_rows
 from data_prep.common.errors import UserError
 from finetuning.inputs import Ragged
 from finetuning.tasks.sentences import SentenceItems
@@ -30,7 +31,7 @@ def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
 
 
 def test_some_items_are_those_of_the_split() -> None:
-    some = fine_tuning.ItemSubset(ITEMS, np.array([2, 0]))
+    some = ItemSubset(ITEMS, np.array([2, 0]))
     found, wanted = some.encode(np.array([1, 0])), ITEMS.encode(np.array([0, 2]))
     assert len(some) == 2
     assert found.sequences.pieces.values.tolist() == wanted.sequences.pieces.values.tolist()
