@@ -71,6 +71,21 @@ class Tags(Section):
     """Fill the sequence with neighbouring sentences of the same document, which are not scored twice."""
 
 
+class Embeddings(Section):
+    """Vectors of texts, trained by texts that belong together."""
+
+    pooling: Literal["mean", "cls", "last"] | None = None
+    """Pieces whose hidden states make the vector of a text: the mean of all, [CLS], or the last (default: as the
+    model's folder says, or the mean)."""
+    temperature: Rate = 0.05
+    """Cosines are divided by it before they are compared: 1 / the scale of sentence-transformers."""
+    symmetric: bool = False
+    """Choose also the question of each passage among all questions of the batch."""
+    widths: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
+    """Matryoshka: numbers of first values of a vector that are to be of use alone, each with its own loss (default: the
+    whole vector)."""
+
+
 LayerChoice = Literal[
     "",
     "embeddings",
@@ -147,6 +162,8 @@ class FineTuning(Computing):
     """Questions whose answers are spans of a text."""
     tags: Tags = Tags()
     """A tag for each word."""
+    embeddings: Embeddings = Embeddings()
+    """Vectors of texts."""
     features: Features = Features()
     """Frozen activations instead of fine-tuning."""
     bilstm: BiLstm = BiLstm()

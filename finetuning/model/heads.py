@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence, unpa
 
 from finetuning.scale import ScoreScale
 from finetuning.settings import BiLstm
-from pretraining.architectures.declaration import find_architecture
+from pretraining.architectures.declaration import build_encoder, find_architecture
 from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.model.batch import Batch
 from pretraining.model.dropout import Dropout
@@ -53,7 +53,8 @@ class TaskBatch(Batch):
 
     def count_rows(self, kind: Kind) -> tuple[int, ...]:
         """Returns the number of logit rows of each item."""
-        return {"spans": self.lengths, "tags": self.words_of_items}.get(kind, (1,) * self.items)
+        rows = self.choices if kind == "embeddings" else 1
+        return {"spans": self.lengths, "tags": self.words_of_items}.get(kind, (rows,) * self.items)
 
 
 class Output(NamedTuple):
@@ -62,7 +63,7 @@ class Output(NamedTuple):
     loss: Tensor
     """Summed over the labels, of which a span has two; 0 where there are none."""
     logits: Tensor
-    """(items, outputs), (items, choices), for spans (n, 2), for tags (m, outputs)"""
+    """(items, outputs), (items, choices), for spans (n, 2), for tags (m, outputs), for embeddings (s, H)"""
     language: Tensor
     """The loss of the language head, summed over all pieces but the first of every sequence; 0 where there is none."""
 
@@ -181,7 +182,12 @@ def apply_in_fp32(head: nn.Linear, x: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def compute_logits(shape: Shape, head: TaskHead, weights: Mapping[str, Tensor], batch: Batch) -> Tensor:
-    """Computes the logits of a model: a row for each sequence, or for each piece (spans and tags)."""
+    """Computes the logits of a model: a row for each sequence, or for each piece (spans and tags); of a model of
+    vectors the hidden state of each piece."""
+    if head.kind == "embeddings":
+        encoder = build_encoder(shape)
+        encoder.load_state_dict(dict(weights))
+        return encoder.eval().encode(batch)
     model = TaskModel(shape, head)
     model.load_state_dict(dict(weights))
     words = torch.arange(len(batch.pieces)) if head.kind == "tags" else batch.pieces[:0]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from data_prep.common.errors import SharedError, UserError
 from data_prep.vocabulary.vocabulary import Vocabulary, has_capitals
 from finetuning.inputs import Items
+from finetuning.model.contrastive import VectorModel
 from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.results import MODEL, RESULTS, Begun
@@ -27,8 +28,10 @@ from pretraining.huggingface import folders
 from pretraining.huggingface.config import GENERIC
 from pretraining.huggingface.folders import CONFIG, WEIGHTS, read_head
 from pretraining.huggingface.model_card import BaseSummary
+from pretraining.huggingface.pooling import Pooling
 from pretraining.model.shape import HEAD, Sees, Shape
 from pretraining.processes.group import gather, place
+from pretraining.scoring.embedding import read_way
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"
@@ -108,7 +111,7 @@ class Base:
 
     def build_model(
         self, head: TaskHead, settings: FineTuning, scale: ScoreScale | None = None, fresh: bool = True
-    ) -> TaskModel | FeatureModel:
+    ) -> TaskModel | FeatureModel | VectorModel:
         """Builds the model of a task; a `fresh` one takes the initial weights and draws missing ones by the seed."""
         given = {"dropout": settings.dropout.hidden, "attention_dropout": settings.dropout.attention}
         values: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -116,7 +119,11 @@ class Base:
         if settings.features.layers:
             return self._build_on_features(head, shape, settings, scale)
         recompute = settings.compute.checkpoint_activations
-        model = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
+        model: TaskModel | VectorModel
+        if head.kind == "embeddings":
+            model = VectorModel(shape, choose_pooling(self.model, settings), recompute)
+        else:
+            model = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
         model.initialize(settings.seed)
         if fresh and not self.from_scratch:
             known, own = dict(self.model.encoder), model.state_dict()
@@ -151,6 +158,11 @@ class Base:
 
     def _read_encoder(self, model: StoredModel) -> Mapping[str, Tensor]:
         return {} if self.from_scratch else model.encoder
+
+
+def choose_pooling(model: StoredModel, settings: FineTuning) -> Pooling:
+    """Chooses how vectors of texts are made: as the settings say, otherwise as the folder of the model does."""
+    return Pooling(settings.embeddings.pooling or read_way(model)[0].how, normalizes=True)
 
 
 def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
@@ -191,7 +203,9 @@ def summarize_model(model: StoredModel) -> BaseSummary:
 
 def read_fine_tuned(model: StoredModel, wanted: TaskHead) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Reads the weights of a fine-tuned model, with its outputs in the order of the labels of the `wanted` head, which
-    must have the same names; returns notes for the user, too."""
+    must have the same names; returns notes for the user, too. Any encoder makes vectors."""
+    if wanted.kind == "embeddings":
+        return {name: weight for name, weight in model.encoder.items() if not name.startswith("pooler.")}, ()
     order, notes = find_order(wanted, model)
     weights = cut_rows(model.shape, folders.read_fine_tuned(model.fetch_weights())[2])
     if order is not None:
@@ -228,6 +242,8 @@ def find_order(wanted: TaskHead, model: StoredModel) -> tuple[list[int] | None, 
     order, with a note.
     """
     head, name = model.head, model.name
+    if wanted.kind == "embeddings":
+        return None, ()
     if head is None:
         raise UserError(f"{name}: not fine-tuned for a task: name a folder that fine-tuning has written")
     if head.kind != wanted.kind:

@@ -21,7 +21,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel, compute_logits
 from finetuning.results import MODEL, PREDICTIONS, ModelScores
-from finetuning.running.base import Base, Run, find_model, summarize_model
+from finetuning.running.base import Base, Run, choose_pooling, find_model, summarize_model
 from finetuning.running.outputs import Outputs
 from finetuning.settings import BiLstm, Features, FineTuning
 from pretraining.architectures.declaration import read_shape
@@ -74,7 +74,8 @@ def _write_fine_tuned(
     )
     card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made)
     with replacing_folder(run.folder / MODEL) as unfinished:
-        write_fine_tuned(unfinished, shape, head, weights, vocabulary, card, use, settings.length)
+        pooling = choose_pooling(base.model, settings) if head.kind == "embeddings" else None
+        write_fine_tuned(unfinished, shape, head, weights, vocabulary, card, use, settings.length, pooling)
         verify_fine_tuned(unfinished, shape, head, weights, compute_logits, vocabulary.special)
 
 

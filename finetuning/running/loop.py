@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from typing import NoReturn
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from finetuning.inputs import Items
+from finetuning.model.contrastive import Contrast
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import Output
 from finetuning.results import ModelScores
@@ -145,15 +146,19 @@ class Tuner(Loop):
         step, context = self.state.step, self.context
         learning_rate = self.schedule.learning_rate(step)
         seeds = Seeds.derive(self.settings.seed, step, context.world.rank)
-        loss_of = partial(compute_minimised, share=self.settings.language_loss)
+        loss_of: Callable[[Output, TaskBatches], Tensor] = partial(compute_minimised, share=self.settings.language_loss)
         mark, gives_up = context.watch.mark, context.control.stop_requested_anywhere
+        contrasts = self.task.head.kind == "embeddings"
         with name_shortage():
+            if contrasts:
+                loss_of = Contrast(self.engine, self.settings.embeddings, batches, seeds, mark).loss_of
             result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)
         self.state.step += 1
-        for batch, output in zip(batches.micro, result.outputs, strict=True):
+        for batch, output, part in zip(batches.micro, result.outputs, result.losses, strict=True):
             if batch.labels is not None:
                 pieces = sum(batch.lengths)
-                sums, counts = [output.loss], {"labels": len(batch.labels), "items": batch.items}
+                loss = part * batches.labels if contrasts else output.loss
+                sums, counts = [loss], {"labels": len(batch.labels), "items": batch.items}
                 if self.settings.language_loss:
                     sums, counts = [*sums, output.language], {**counts, "predictions": pieces - len(batch.lengths)}
                 self.meter.add(sums, **counts, pieces=pieces)

@@ -22,10 +22,11 @@ from data_prep.common.errors import SharedError, UserError
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
+from finetuning.model.contrastive import VectorModel
 from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
 from finetuning.results import Figures, ModelScores
-from finetuning.running.base import read_fine_tuned
+from finetuning.running.base import choose_pooling, read_fine_tuned
 from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -132,9 +133,15 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
         weights, notes = read_fine_tuned(model, task.head)
     for note in notes:
         context.console.print(note)
-    network = TaskModel(model.shape, task.head)
-    network.load_state_dict(weights)
-    network = network.convert_for_answers(choose_dtype(settings.precision.dtype, context.device), context.device)
+    dtype = choose_dtype(settings.precision.dtype, context.device)
+    network: TaskModel | VectorModel
+    if task.head.kind == "embeddings":
+        network = VectorModel(model.shape, choose_pooling(model, settings)).to(context.device, dtype).eval()
+        network.load_state_dict(weights)
+    else:
+        network = TaskModel(model.shape, task.head)
+        network.load_state_dict(weights)
+        network = network.convert_for_answers(dtype, context.device)
     try:
         return compute_all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
     except GivenUpError:

@@ -1,7 +1,7 @@
 """The user's own tasks: a TOML file names the files and columns of texts and labels.
 
 name = "reviews"
-kind = "classes"        # or "labels", "score", "tags"
+kind = "classes"        # or "labels", "score", "tags", "embeddings"
 train = "train.csv"     # TSV, CSV, JSON lines or Parquet, seen from the folder of this file
 dev = "dev.csv"
 text = "review"
@@ -10,6 +10,7 @@ label = "stars"
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,6 +28,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.results import AVERAGES
 from finetuning.tasks import scores
+from finetuning.tasks.embeddings import EmbeddingTask, count_equal_texts, read_items
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
@@ -48,8 +50,8 @@ class OwnTask(Section):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*$")]
     """Name of the task, in tables and as a folder."""
-    kind: Literal["classes", "labels", "score", "tags"]
-    """Kind of answer: one class of several, several labels at once, a number, or a tag for each word."""
+    kind: Literal["classes", "labels", "score", "tags", "embeddings"]
+    """Kind of answer: one class of several, several labels at once, a number, a tag for each word, or a vector."""
     train: Text
     """The file to train on."""
     dev: str = ""
@@ -60,16 +62,27 @@ class OwnTask(Section):
     test: str = ""
     """A file that is predicted; scored too where it has labels."""
     text: Text = "text"
-    """The column of the text; of its words, for tags in JSON lines or Parquet."""
+    """The column of the text; of its words, for tags in JSON lines or Parquet; for vectors `question` by default."""
     second: str = ""
-    """The column of the second text of pairs."""
+    """The column of the second text of pairs; for vectors `passage` by default."""
+    negatives: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    """For vectors: columns of passages that do not belong to the question of their row."""
     label: Text = "label"
-    """The column of the class, the number or the tags."""
+    """The column of the class, the number or the tags; for vectors of the likeness of two texts, none by default."""
     labels: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     """The classes in the order of the outputs (default: those of the training items, sorted); for several labels at
     once the columns that say with 0 or 1 whether each of them holds."""
     metric: str = ""
-    """The figure by which runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers)."""
+    """The figure by which runs are compared (default: accuracy; f1_micro for several labels; pearson for numbers;
+    for vectors mrr@10, or spearman for scores)."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns of texts."""
+        if self.kind != "embeddings":
+            return (self.text, self.second) if self.second else (self.text,)
+        question = self.text if "text" in self.model_fields_set else "question"
+        return (question, self.second or "passage", *self.negatives)
 
 
 def open_own(path: Path, setup: Setup) -> Task:
@@ -86,12 +99,13 @@ def open_own(path: Path, setup: Setup) -> Task:
         named = Fields(own.text, (own.label,))
         return open_tags(own.name, paths, replace(setup, trained=trained), named, own.held_out)
     tables = {split: read_table(place) for split, place in places.items()}
-    fields = (own.text, own.second) if own.second else (own.text,)
-    texts = {split: tuple(map(table.column, fields)) for split, table in tables.items()}
+    notes = [name_files(paths)]
+    if own.kind == "embeddings":
+        return _open_embeddings(path, own, setup, tables, notes)
+    texts = {split: tuple(map(table.column, own.fields)) for split, table in tables.items()}
     head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
     metrics = _list_metrics(head)
-    if own.metric and own.metric not in metrics:
-        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
+    _check_metric(path, own, metrics)
     items, first_label = {}, own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
         labelled = split != "test" or any(map(any, table.list_columns(first_label)))
@@ -99,11 +113,32 @@ def open_own(path: Path, setup: Setup) -> Task:
         if split == "train" and own.kind == "score":
             require_fp32_resolution(table, own.label)
         items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
-    notes = [name_files(paths)]
     if "dev" not in items:
         items, note = hold_out(places["train"], items, own.held_out)
         notes.append(note)
-    return SentenceTask(own.name, head, own.metric or metrics[0], metrics, fields, items, tuple(notes))
+    return SentenceTask(own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes))
+
+
+def _open_embeddings(
+    path: Path, own: OwnTask, setup: Setup, tables: Mapping[str, TextTable], notes: Sequence[str]
+) -> Task:
+    """Makes a task of vectors."""
+    label = own.label if "label" in own.model_fields_set else ""
+    items, metrics = read_items(tables, own.fields, label, setup)
+    _check_metric(path, own, metrics)
+    notes = [*notes, *count_equal_texts(items["train"])] if "train" in items and not label else [*notes]
+    if "dev" not in items:
+        items, note = hold_out(tables["train"].path, items, own.held_out)
+        notes.append(note)
+    head, widths = TaskHead(own.kind), setup.settings.embeddings.widths
+    return EmbeddingTask(
+        own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes), widths=widths
+    )
+
+
+def _check_metric(path: Path, own: OwnTask, metrics: Sequence[str]) -> None:
+    if own.metric and own.metric not in metrics:
+        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
 
 
 def read_own(path: Path) -> OwnTask:
@@ -116,7 +151,11 @@ def read_own(path: Path) -> OwnTask:
 
 def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
+    has_label = "label" in own.model_fields_set
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
+    yield own.kind == "embeddings" or not own.negatives, 'negatives: are for kind = "embeddings"'
+    scores = own.kind == "embeddings" and has_label
+    yield not scores or not own.negatives, "negatives: a score is that of two texts; leave out negatives, or label"
     yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
     is_free = own.name not in (LOCK, AVERAGES) and not own.name.endswith(".json")
     yield is_free, f"name: {own.name} has another meaning in the folder of results; take another"
@@ -126,7 +165,6 @@ def _check_keys(own: OwnTask) -> Checks:
     )
     yield own.kind != "tags" or not own.metric, 'metric: kind = "tags" is compared by F1 of its entities'
     yield own.kind != "labels" or own.labels, 'labels: is missing: the column of each label, ["…", "…"]'
-    has_label = "label" in own.model_fields_set
     yield own.kind != "labels" or not has_label, 'label: the columns of kind = "labels" stand in labels'
     yield own.kind in ("classes", "labels") or not own.labels, f'labels: kind = "{own.kind}" has none'
     yield own.kind != "classes" or len(own.labels) != 1, "labels: one class leaves nothing to decide"

@@ -141,6 +141,7 @@ METRICS: dict[Kind, dict[str, Metric]] = {
     "labels": {"f1_micro": f1_micro, "f1_macro": f1_macro, "accuracy": accuracy},
     "score": {"pearson": pearson, "spearman": spearman},
     "choice": {"accuracy": accuracy},
+    "embeddings": {"spearman": spearman, "pearson": pearson},
 }
 """The figures of each kind of task, the default first."""
 

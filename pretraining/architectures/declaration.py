@@ -57,7 +57,8 @@ USUAL_NAMES: Mapping[str, str] = {
 
 def name_classes(prefix: str, *models: str, tasks: Iterable[str] = TASKS) -> dict[str, str]:
     """Names the classes of transformers for these models of an architecture, by the AutoModel class that finds them."""
-    return {f"AutoModelFor{model}": f"{prefix}For{model}" for model in (*models, *tasks)}
+    with_heads = {f"AutoModelFor{model}": f"{prefix}For{model}" for model in (*models, *tasks)}
+    return {"AutoModel": f"{prefix}Model", **with_heads}
 
 
 class ModelSettings(Section):

@@ -13,9 +13,11 @@ from pretraining.model.shape import BIAS, MATRIX, NORM, TABLE, Role, Shape
 
 Rows = Literal["pieces", "positions", "segments"]
 """The things that have a row each in a table of embeddings; another model may have more of them."""
-Kind = Literal["classes", "labels", "score", "choice", "spans", "tags"]
-"""One class of several, several labels at once, a number, one of several texts, a stretch of the text, a tag a word."""
-KINDS: tuple[Kind, ...] = get_args(Kind)
+Kind = Literal["classes", "labels", "score", "choice", "spans", "tags", "embeddings"]
+"""One class of several, several labels at once, a number, one of several texts, a stretch of the text, a tag a word;
+the vector of a text."""
+KINDS: tuple[Kind, ...] = tuple(kind for kind in get_args(Kind) if kind != "embeddings")
+"""The kinds with a linear layer on the encoder: all but vectors."""
 
 
 @dataclass(frozen=True)
@@ -110,4 +112,4 @@ class TaskHead:
     @property
     def has_pooler(self) -> bool:
         """Whether it reads only the piece that stands for a sequence; otherwise it reads the pieces."""
-        return self.kind not in ("spans", "tags")
+        return self.kind not in ("spans", "tags", "embeddings")

@@ -57,8 +57,7 @@ def train_step(
     ranks is minimised. `mark` is called before this rank may wait for others. `gives_up` is called between
     micro-batches and must return the same on all ranks; GivenUpError is raised where it returns True.
     """
-    engine.model.dropout_seed = seeds.dropout
-    _seed(engine.device, seeds.generator)
+    seed_step(engine, seeds)
     losses, outputs = [], []
     for number, batch in enumerate(batches.micro):
         mark()
@@ -74,13 +73,14 @@ def train_step(
     return StepResult(losses, outputs, engine.gradient_norm)
 
 
-def _seed(device: torch.device, seed: int) -> None:
-    """Seeds the generators of a step. Without a GPU, `torch.manual_seed` would record the stack of its caller for each
-    kind of generator, at every step."""
-    if device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
+def seed_step(engine: Engine, seeds: Seeds) -> None:
+    """Seeds dropout, and the generators of a step. Without a GPU, `torch.manual_seed` would record the stack of its
+    caller for each kind of generator, at every step."""
+    engine.model.dropout_seed = seeds.dropout
+    if engine.device.type == "cpu":
+        torch.default_generator.manual_seed(seeds.generator)
     else:
-        torch.manual_seed(seed)
+        torch.manual_seed(seeds.generator)
 
 
 def _detach(output: Any) -> Any:

@@ -12,7 +12,7 @@ import torch
 
 from data_prep.common.errors import UserError
 from pretraining.architectures.declaration import architectures, find_architecture
-from pretraining.architectures.weights import KINDS, Kind, TaskHead
+from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.huggingface.weights import (
     AUTO_CLASSES,
     find_auto_class,
@@ -37,6 +37,8 @@ PROBLEMS: dict[str, Kind] = {
     "regression": "score",
 }
 """The `problem_type` in transformers of the kinds of heads for whole sequences."""
+NAMELESS: tuple[Kind, ...] = ("choice", "spans", "embeddings")
+"""The kinds of heads whose outputs have no names."""
 OWN = "cloze"
 """The entry with what no class of transformers tells."""
 GENERIC = re.compile(r"LABEL_\d+")
@@ -78,7 +80,7 @@ def name_own_type(shape: Shape) -> str:
 
 def _write_labels(head: TaskHead) -> dict[str, Any]:
     """Makes the entries of a config on a head: the names of its outputs and, for whole sequences, their type."""
-    if head.kind in ("choice", "spans"):
+    if head.kind in NAMELESS:
         return {}
     labels = head.labels or ("LABEL_0",)
     problem = [("problem_type", name) for name, kind in PROBLEMS.items() if kind == head.kind]
@@ -193,13 +195,15 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     named = _read_class(config)
     every = architectures().values()
     kinds = [
-        kind for kind in KINDS if any(named in list_class_names(one, AUTO_CLASSES[kind]) for one in every if named)
+        kind
+        for kind, auto in AUTO_CLASSES.items()
+        if any(named in list_class_names(one, auto) for one in every if named)
     ]
     if not kinds:
         return None
     values = find_architecture(_find_type(config, where)[0]).task_values
     _refuse_values(config, where, {name: (value,) for name, value in values.items()})
-    if kinds[0] in ("choice", "spans"):
+    if kinds[0] in NAMELESS:
         return TaskHead(kinds[0])
     labels = _read_labels(config, where)
     if kinds[0] == "tags":

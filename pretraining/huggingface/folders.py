@@ -8,7 +8,9 @@
                                files but the model card, which people may edit, and those of sentence-transformers
       vocab.txt  tokenizer.json  tokenizer_config.json
       README.md                the model card
-      modules.json  1_Pooling/ how sentence-transformers makes the vector of a sentence of it: the mean of its pieces
+      modules.json  1_Pooling/ 2_Normalize/  sentence_bert_config.json
+                               how sentence-transformers makes the vector of a text of it: the mean of its pieces, which
+                               nothing trained, or what was trained; never copied
       task.json                of a fine-tuned model: what else is needed to use it
 
 Our weights differ from those of transformers in three ways: query, key and value are one weight, rows of the vocabulary
@@ -37,6 +39,7 @@ from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
+from pretraining.huggingface.pooling import VECTOR_FILES, Pooling
 from pretraining.huggingface.weights import (
     LISTED,
     check_finite,
@@ -51,13 +54,6 @@ from pretraining.model.shape import Shape
 
 CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "task.json"
 FILES = (CONFIG, WEIGHTS, *VOCABULARY_FILES, CARD, TASK)
-MODULES, POOLING = "modules.json", "1_Pooling"
-"""What sentence-transformers reads. It is never copied: a pooling was trained together with weights that change."""
-MEAN = [
-    {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
-    {"idx": 1, "name": "1", "path": POOLING, "type": "sentence_transformers.models.Pooling"},
-]
-"""The modules of an exported encoder: a sentence's vector is the mean of those of its pieces, which nothing trained."""
 OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
 INDEX = ".index.json"
@@ -198,9 +194,7 @@ def write_folder(
     tables = {CONFIG: make_config(shape, pieces.special, dtype)}
     _write_files(folder, files, length or shape.positions, tables, export_weights(state, shape), card, dtype)
     if is_theirs(shape):
-        means = {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
-        write_json(folder / MODULES, MEAN)
-        write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": shape.hidden, **means})
+        Pooling().write(folder, shape.hidden, length or shape.positions)
 
 
 def write_fine_tuned(
@@ -212,14 +206,18 @@ def write_fine_tuned(
     card: str,
     task: Mapping[str, Any],
     length: int,
+    pooling: Pooling | None = None,
 ) -> None:
-    """Writes a fine-tuned model into a folder, as transformers loads it; `length`: limit of the tokenizer.
+    """Writes a fine-tuned model into a folder, as transformers loads it; `length`: limit of the tokenizer. `pooling`:
+    how its vectors are made, for sentence-transformers.
 
     `task`: what is needed to use it besides the names of its labels, written as task.json.
     """
     assert len(vocabulary) == shape.vocabulary, "not the vocabulary that it was trained with"
     tables = {CONFIG: make_config(shape, vocabulary.special, torch.float32, head), TASK: task}
     _write_files(folder, vocabulary.list_contents(), length, tables, export_weights(state, shape, head), card)
+    if pooling is not None:
+        pooling.write(folder, shape.hidden, length)
 
 
 def write_bare(
@@ -303,7 +301,7 @@ def _check_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: a file; name a folder that is new, empty or an earlier export")
     names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-    if others := [name for name in names if name not in (*FILES, *PARTS, MODULES, POOLING)]:
+    if others := [name for name in names if name not in (*FILES, *PARTS, *VECTOR_FILES)]:
         raise UserError(f"{folder}: would be replaced, but holds {others[0]}, which is no part of an export")
 
 

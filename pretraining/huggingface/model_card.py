@@ -35,6 +35,7 @@ USES: dict[Kind, tuple[str, str]] = {
     "choice": ("multiple-choice", "which of several texts goes on best"),
     "spans": ("question-answering", "where in a text the answer to a question is"),
     "tags": ("token-classification", "a tag for every word"),
+    "embeddings": ("sentence-similarity", "the vector of a text, which is near to those of texts that belong to it"),
 }
 """The use of each kind of head on the hub, and its output."""
 HELD_OUT = ", held out"

@@ -15,6 +15,7 @@ from data_prep.common.files import read_json, read_table, write_json
 
 MODULES, POOLING, NORMALIZE = "modules.json", "1_Pooling", "2_Normalize"
 CONFIG, LENGTH = "config.json", "sentence_bert_config.json"
+VECTOR_FILES = (MODULES, POOLING, NORMALIZE, LENGTH)
 PoolingName = Literal["mean", "cls", "last"]
 THEIRS: dict[PoolingName, tuple[str, str]] = {
     "mean": ("mean", "pooling_mode_mean_tokens"),
@@ -42,14 +43,15 @@ class Pooling:
             vectors = hidden[starts[:-1].long() if self.how == "cls" else starts[1:].long() - 1].float()
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
-    def write(self, folder: Path, hidden: int) -> None:
-        """Writes the files by which sentence-transformers makes the same vectors."""
+    def write(self, folder: Path, hidden: int, length: int) -> None:
+        """Writes the files by which sentence-transformers makes the same vectors; `length`: most pieces of a text."""
         kinds = {"": "Transformer", POOLING: "Pooling", **({NORMALIZE: "Normalize"} if self.normalizes else {})}
         modules = [
             {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for number, (path, kind) in enumerate(kinds.items())
         ]
         write_json(folder / MODULES, modules)
+        write_json(folder / LENGTH, {"max_seq_length": length, "do_lower_case": False})
         flags = {key: name == self.how for name, (_, key) in THEIRS.items()}
         write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": hidden, **flags})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -29,6 +30,8 @@ Measured in fp32 with random weights of growing size, as a share of the largest 
 10, 7e-5 up to 26, and 3e-4 up to 500, with saturated attention."""
 PREDICTIONS = 16
 """Number of positions of a test sequence whose logits are compared."""
+POOLER = "add_pooling_layer"
+"""The argument of those classes of transformers that have a pooler."""
 LogitsOf = Callable[[Shape, TaskHead, Mapping[str, Tensor], Batch], Tensor]
 """Computes the logits of a fine-tuned model from its weights: a row for every sequence, or for every piece if the head
 reads pieces."""
@@ -103,15 +106,18 @@ def compute_probe(shape: Shape, state: Mapping[str, Tensor], special: Special) -
 
 
 def _load_theirs(folder: Path, kind: str) -> Any:
-    """Loads a folder into a class of transformers, which must find every weight; None without transformers."""
+    """Loads a folder into a class of transformers, which must find every weight; None without transformers. A class
+    without a head has no pooler here."""
     try:
         transformers: Any = importlib.import_module("transformers")
     except ImportError:
         return None
     transformers.utils.logging.disable_progress_bar()
     try:
-        model, report = getattr(transformers, kind).from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
+        theirs = getattr(transformers, kind)
+        bare = {POOLER: False} if POOLER in inspect.signature(theirs).parameters else {}
+        model, report = theirs.from_pretrained(
+            folder, local_files_only=True, dtype=torch.float32, output_loading_info=True, **bare
         )
     except Exception as error:  # any fault that it finds
         raise UserError(f"{folder}: not exported: transformers cannot load it: {error}") from error
@@ -148,6 +154,8 @@ def _compute_their_task_logits(model: Any, head: TaskHead, batch: Batch) -> Tens
         output = model(**given)
         if head.kind == "spans":
             rows.append(torch.stack([output.start_logits[0], output.end_logits[0]], dim=1))
+        elif head.kind == "embeddings":
+            rows.append(output.last_hidden_state[0])
         else:
             rows.append(output.logits[0] if head.kind == "tags" else output.logits)
     return torch.cat(rows)

@@ -36,6 +36,7 @@ AUTO_CLASSES: dict[Kind, str] = {
     "choice": "AutoModelForMultipleChoice",
     "spans": "AutoModelForQuestionAnswering",
     "tags": "AutoModelForTokenClassification",
+    "embeddings": "AutoModel",
 }
 """The classes of transformers that find a model with the same head."""
 LISTED = 10
@@ -75,7 +76,7 @@ def name_class(shape: Shape, head: TaskHead | None = None) -> str:
 def list_class_names(kind: Architecture, auto: str) -> tuple[str, str]:
     """Lists the names of the class that an AutoModel class finds: that of transformers, empty if none, and our own."""
     theirs = kind.classes.get(auto, "")
-    return theirs, "Cloze" + (theirs.removeprefix(kind.class_prefix) or auto.removeprefix("AutoModel"))
+    return theirs, "Cloze" + (theirs.removeprefix(kind.class_prefix) or auto.removeprefix("AutoModel") or "Model")
 
 
 def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
@@ -86,7 +87,7 @@ def list_weights(shape: Shape, heads: Heads = "pre-training") -> list[Weight]:
         pooler = of_pretraining.get("pooler", [])
         return weights + [weight for weight in pooler if not weight.theirs[0].startswith(kind.untrained)]
     if isinstance(heads, TaskHead):
-        return weights + kind.task_head(shape, heads)
+        return weights + (kind.task_head(shape, heads) if heads.kind != "embeddings" else [])
     exported = (of_pretraining[name] for name in find_objective(shape).exported_heads(shape))
     return [*weights, *itertools.chain.from_iterable(exported)]
 

@@ -277,6 +277,19 @@ def exchange(message: bytes) -> list[bytes]:
     return [each[: int(size)].numpy().tobytes() for each, size in zip(told, sizes, strict=True)]
 
 
+def gather_rows(own: Tensor) -> tuple[list[int], Tensor]:
+    """Joins the rows of all ranks, in the order of ranks; returns also their numbers, of which rank 0 has at least one.
+    All ranks call it together, with tensors where their group joins them."""
+    if place()[1] == 1:
+        return [len(own)], own
+    counts, shapes = zip(*gather([len(own), [*own.shape[1:]]]), strict=True)
+    padded = own.new_zeros(max(counts), *shapes[0])
+    padded[: len(own)] = own
+    found = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(found, padded)
+    return [*counts], torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
+
+
 def _join_messages(messages: Mapping[int, str], ranks: int) -> str:
     """One text for the messages of several ranks: equal ones are told once, and without numbers if all ranks agree."""
     speakers: dict[str, list[int]] = {}

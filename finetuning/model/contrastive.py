@@ -1,0 +1,164 @@
+"""Encoders that learn the vectors of texts: by the texts of a batch that belong together, against all its other texts.
+
+The loss of a step is a function of all vectors of its global batch. Its gradient with regard to these is computed
+first; each micro-batch then goes back through the encoder from its own part of it. So a batch may be larger than memory
+(Gao et al. 2021, GradCache), and neither micro-batches nor ranks change anything but rounding.
+
+n items, c texts of an item: a question, its passage and perhaps passages that do not belong to it; H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from finetuning.model.heads import Output, TaskBatch
+from finetuning.settings import Embeddings
+from pretraining.architectures.declaration import find_architecture
+from pretraining.engine.engine import Engine
+from pretraining.engine.step import Seeds, seed_step
+from pretraining.huggingface.pooling import Pooling
+from pretraining.model.batch import StepBatches
+from pretraining.model.encoder import Encoder
+from pretraining.model.shape import Shape
+from pretraining.processes.group import gather_rows, place
+
+ROWS = 1024
+"""Questions that are compared with all passages at a time."""
+
+
+class VectorModel(Encoder):
+    """An encoder whose outputs are the vectors of texts."""
+
+    def __init__(self, shape: Shape, pooling: Pooling, recompute: bool = False):
+        super().__init__(shape, find_architecture(shape.architecture), recompute)
+        self.pooling = pooling
+
+    def forward(self, batch: TaskBatch) -> Output:
+        """Computes the vectors alone: the loss is a function of those of all micro-batches and ranks."""
+        vectors = self.logits(batch)
+        nothing = torch.zeros((), device=vectors.device)
+        return Output(nothing, vectors, nothing)
+
+    def logits(self, batch: TaskBatch) -> Tensor:
+        """Computes the vectors of texts (s, H), in fp32."""
+        return self.pooling.pool(self.encode(batch), batch.starts)
+
+
+class Contrast:
+    """The loss of one step, by the vectors of its global batch."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: Embeddings,
+        batches: StepBatches[TaskBatch],
+        seeds: Seeds,
+        mark: Callable[[], None],
+    ):
+        """Computes the vectors of several micro-batches in a first pass, with the dropout of the second one."""
+        self.settings, self.mark = settings, mark
+        self.micro = iter(batches.micro)
+        self.found: Iterator[tuple[Tensor, Tensor]] | None = None
+        if len(batches.micro) > 1:
+            seed_step(engine, seeds)
+            vectors = []
+            with torch.no_grad():
+                for batch in batches.micro:
+                    mark()
+                    vectors.append(engine.forward(batch.to(engine.device)).logits)
+            self.found = iter(self._find_gradients(batches, vectors))
+
+    def loss_of(self, output: Output, batches: StepBatches[TaskBatch]) -> Tensor:
+        """Returns a micro-batch's part of the loss, whose gradient goes into the encoder."""
+        if self.found is None:
+            self.found = iter(self._find_gradients(batches, [output.logits.detach()]))
+        loss, gradient = next(self.found)
+        part = (output.logits * gradient).sum()
+        return part - part.detach() + loss
+
+    def _find_gradients(self, batches: StepBatches[TaskBatch], vectors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Computes the part of the loss of each micro-batch of this rank, and its gradient; a micro-batch without
+        labels has none of both."""
+        labelled = [batch.labels is not None for batch in batches.micro]
+        choices = batches.micro[0].choices
+        own = [each for each, has in zip(vectors, labelled, strict=True) if has]
+        labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
+        mine = torch.cat([vectors[0][:0], *own]).view(-1, choices, vectors[0].shape[1])
+        answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
+        self.mark()
+        counts, every = gather_rows(mine)
+        _, known = gather_rows(answers.to(mine.device))
+        loss, gradient = compute_contrast(every, known, self.settings)
+        begin, found = sum(counts[: place()[0]]), []
+        for each, has in zip(vectors, labelled, strict=True):
+            count = len(each) // choices if has else 0
+            part = gradient[begin : begin + count].reshape(-1, each.shape[1])
+            found.append((loss * count / len(every), part if has else torch.zeros_like(each)))
+            begin += count
+        return found
+
+
+def compute_contrast(vectors: Tensor, labels: Tensor, settings: Embeddings) -> tuple[Tensor, Tensor]:
+    """Computes the loss of vectors (n, c, H) and its gradient. `labels`, in fp64: numbers of texts (n, c), equal for
+    equal texts; or scores (n, 1). Each of the Matryoshka widths adds a loss of its own."""
+    with torch.enable_grad():
+        leaf = vectors.detach().clone().requires_grad_()
+        total = torch.zeros((), device=leaf.device)
+        for width in settings.widths or (leaf.shape[2],):
+            for part in _compute_parts(leaf, width, labels, settings):
+                part.backward()
+                total += part.detach()
+    assert leaf.grad is not None
+    return total, leaf.grad
+
+
+def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: Embeddings) -> Iterator[Tensor]:
+    """Yields the parts of a loss that are computed one after another, to save memory."""
+    if labels.shape[1] == 1:
+        yield compute_cosent(_cut(vectors, width), labels[:, 0], settings.temperature)
+        return
+    for begin in range(0, len(vectors), ROWS):
+        rows = slice(begin, begin + ROWS)
+        yield compare_passages(_cut(vectors, width), labels, rows, settings)
+
+
+def _cut(vectors: Tensor, width: int) -> Tensor:
+    return F.normalize(vectors[:, :, :width], dim=2)
+
+
+def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embeddings) -> Tensor:
+    """Computes these rows' part of the mean cross-entropy of choosing each question's passage among all; if symmetric,
+    its mean with that of choosing each passage's question."""
+    questions, passages = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
+    right = torch.arange(len(vectors), device=vectors.device)[rows]
+    same = find_same(texts, rows)
+    logits = (questions[rows] @ passages.T / settings.temperature).masked_fill(same, -torch.inf)
+    loss = F.cross_entropy(logits, right, reduction="sum")
+    if settings.symmetric:
+        back = find_same(texts[:, [1, 0]], rows)
+        logits = (passages[rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
+        loss = 0.5 * (loss + F.cross_entropy(logits, right, reduction="sum"))
+    return loss / len(vectors)
+
+
+def find_same(texts: Tensor, rows: slice) -> Tensor:
+    """Finds the passages (rows, n·(c - 1)) that do not count as negatives of a question: those that equal it or its
+    passage, and those of an equal question."""
+    questions, passages = texts[:, 0], texts[:, 1:].T.flatten()
+    own, right = questions[rows, None], texts[rows, 1, None]
+    same = (passages == own) | (passages == right)
+    same[:, : len(texts)] |= questions == own
+    places = torch.arange(len(texts), device=texts.device)[rows]
+    same[torch.arange(len(places), device=texts.device), places] = False
+    return same
+
+
+def compute_cosent(vectors: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """Computes CoSENT's loss: of any two pairs of texts, that with the higher score should have the higher cosine."""
+    cosines = (vectors[:, 0] * vectors[:, 1]).sum(1) / temperature
+    over = (cosines[:, None] - cosines).masked_fill(scores[:, None] >= scores, -torch.inf)
+    return torch.logsumexp(torch.cat([cosines.new_zeros(1), over.flatten()]), 0)

@@ -1,0 +1,85 @@
+"""The vectors of texts, by the encoder of a model and its pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from data_prep.common.arrays import Array
+from data_prep.common.files import read_table
+from pretraining.architectures.declaration import build_encoder, serve_encoder
+from pretraining.checkpoint.models import StoredModel, fetch_together
+from pretraining.huggingface.folders import read_task
+from pretraining.huggingface.pooling import CONFIG, LENGTH, MODULES, POOLING, Pooling, read_pooling
+from pretraining.model.batch import pack
+from pretraining.model.encoder import Encoder
+from pretraining.model.rows import Rows
+from pretraining.scoring.sentences import PIECES, PIECES_OF_GPU, SentenceCutter
+
+
+class Embedder:
+    """Computes vectors of texts, without padding. On a CPU the layers are those for inference."""
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        cutter: SentenceCutter,
+        pooling: Pooling,
+        length: int,
+        device: torch.device,
+        in_bytes: bool = False,
+        as_it_is: bool = False,
+    ) -> None:
+        """Takes the encoder over, which is on the device. `length`: the most pieces of a text that are read. `in_bytes`:
+        layers multiply in 8 bits. One that is `as_it_is` stays so, since it goes on training."""
+        self.encoder, self.cutter, self.pooling, self.length, self.device = encoder, cutter, pooling, length, device
+        self.width = encoder.shape.hidden
+        self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
+        self._sees_one = pooling.how != "mean"
+        self._served = None if as_it_is else serve_encoder(encoder, self._sees_one, in_bytes)
+
+    @classmethod
+    def open(
+        cls, model: StoredModel, device: torch.device, dtype: torch.dtype = torch.float32, in_bytes: bool = False
+    ) -> Embedder:
+        """Reads the weights of a stored model, which pools as its folder says, or by the mean."""
+        encoder = build_encoder(model.shape)
+        encoder.load_state_dict({name: model.encoder[name] for name in encoder.state_dict()})
+        encoder = encoder.to(device, dtype).eval().requires_grad_(False)
+        pooling, length = read_way(model)
+        return cls(encoder, SentenceCutter(model.vocabulary), pooling, length, device, in_bytes)
+
+    def compute(self, texts: Sequence[str]) -> Array:
+        """Computes the vectors of texts, (texts, width) in fp32. Longer texts keep their beginning."""
+        cut, vectors = self.cutter.cut_texts(texts), np.empty((len(texts), self.width), np.float32)
+        lengths = np.minimum(cut.lengths, self.length)
+        order = np.argsort(lengths, kind="stable")
+        ends = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // self._together)) + 1
+        for part in np.split(order, ends) if len(order) else []:
+            rows = cut.take(part).rows().shorten(self.length)
+            vectors[part] = self._compute_batch(rows)
+        return vectors
+
+    @torch.inference_mode()
+    def _compute_batch(self, rows: Rows) -> Array:
+        batch = pack(rows, rows.pieces, rows.positions, rows.labels).to(self.device)
+        starts = batch.starts
+        if not self._sees_one:
+            hidden = self.encoder.encode(batch) if self._served is None else self._served.compute_all(batch)
+        else:
+            places = (starts[:-1] if self.pooling.how == "cls" else starts[1:] - 1).long()
+            compute = self.encoder.encode if self._served is None else self._served.compute_one
+            hidden, starts = compute(batch, places), torch.arange(len(starts), device=self.device)
+        return self.pooling.pool(hidden, starts).cpu().numpy()
+
+
+def read_way(model: StoredModel) -> tuple[Pooling, int]:
+    """Reads how a model makes the vector of a text, and the most pieces of it that it reads."""
+    folder = model.folder
+    if model.on_hub:
+        folder = fetch_together(model.name, [MODULES, f"{POOLING}/{CONFIG}", LENGTH], folder.name)
+    limits = [model.trained, read_task(folder).get("length")]
+    limits += [read_table(folder / LENGTH).get("max_seq_length")] if (folder / LENGTH).is_file() else []
+    return read_pooling(folder) or Pooling(), min(limit for limit in limits if limit)
