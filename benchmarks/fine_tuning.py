@@ -3,11 +3,15 @@
 
     python benchmarks/fine_tuning.py
     python benchmarks/fine_tuning.py --contests base-sst2-padded base-squad-dynamic
+    python benchmarks/fine_tuning.py --contests embeddings
 
 Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names; without it, sentences
 of the demo corpus), with equal batches, dropout, AdamW and clipping. We pad nothing; the Trainer pads to the longest
 sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by autocast, and on
 a CPU in fp32 too. If it is not installed, we are measured alone. A turn is an epoch of some steps; ratios are medians.
+
+The contest `embeddings` has sentence-transformers as its peer: training on pairs of text by in-batch negatives, lengths
+grouped, and computing the vectors of SST-2's sentences.
 """
 
 import sys
@@ -20,7 +24,7 @@ if __name__ == "__main__":
     begin()
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +33,9 @@ import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
+from benchmarks.embedding_sides import MINILM, PairExercise, run_embeddings, summarise_items
+from benchmarks.embedding_sides import PEER as PAIRS_PEER
+from benchmarks.embedding_sides import write_task as write_pair_task
 from benchmarks.finetuning_sides import PEER, SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
 from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
 from benchmarks.peer import find_missing_packages
@@ -36,15 +43,16 @@ from benchmarks.sides import SideSpec, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, write_demo_task
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import World
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
+from pretraining.devices import find_kind
 from pretraining.huggingface.folders import write_folder
 from pretraining.objectives.declaration import build_model
-from pretraining.processes.group import choose_device
 
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 PADDINGS = ("padded", "dynamic")
+EMBEDDINGS = "embeddings"
+"""The contest of vectors, with mini, and with MiniLM where its folder is."""
 DEMO = "demo"
 """Stands for a task on sentences of the demo corpus, in the format of SST-2."""
 STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 32
@@ -57,8 +65,8 @@ class FineTuningSpeed:
     """Measures fine-tuning against transformers' Trainer."""
 
     contests: tuple[str, ...] = ()
-    """SIZE-TASK-padded or SIZE-TASK-dynamic, such as mini-sst2-dynamic; earlier results of others stay (default: mini
-    on all tasks in CLOZE_DATA, or else on the demo corpus)."""
+    """SIZE-TASK-padded or SIZE-TASK-dynamic, such as mini-sst2-dynamic, or embeddings; earlier results of others stay
+    (default: mini on all tasks in CLOZE_DATA, or else on the demo corpus)."""
     rounds: int = 5
     """Turns for the median."""
     out: Path | None = None
@@ -100,42 +108,53 @@ def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
 
 def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     """Returns items a second of both sides, and how many times as fast we are."""
-    items, found = exercise.steps * exercise.batch, dict[str, dict[str, Any]]()
-    for what, turns in taken.items():
-        medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
-        found[what] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
-        found[what] |= {"times_as_fast": turns.compute_ratio(PEER[0], OURS)} if PEER[0] in turns.seconds else {}
-    return found
+    return {what: summarise_items(turns, exercise.steps * exercise.batch) for what, turns in taken.items()}
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Runs the contests, and writes the results after each, since they take minutes."""
-    absent = find_missing_packages(*PEER)
-    keeper = ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out)
+    keeper = ResultsFile("finetuning", ["torch", "deepspeed", *PEER, PAIRS_PEER[0]], settings.out)
     models = keeper.earlier.get("models", {})
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
-    contests = find_contests(settings.contests, console)
-    if absent:
-        console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
-    device = choose_device("auto", World())
-    with tempfile.TemporaryDirectory() as folder:
-        demo = Path(folder) / "data"
+    names = [name for name in settings.contests if name != EMBEDDINGS]
+    contests = find_contests(names, console) if names or not settings.contests else []
+    epochs = 1 + settings.rounds
+
+    def keep(model: str, name: str, peer: Sequence[str], run: Callable[[], dict[str, Any]]) -> None:
+        if absent := find_missing_packages(*peer):
+            console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
+        name += ", alone" * bool(absent)  # so that it replaces no ratio
+        found = models.setdefault(model, {"contests": {}})["contests"]
+        found[name] = {**run(), **describe_run()}
+        written = keeper.keep({"models": models})
+        show_contest(console, f"{model}: {name}", found[name])
+        console.print(f"kept in {written}")
+
+    with tempfile.TemporaryDirectory() as place:
+        folder, demo = Path(place), Path(place) / "data"
         if any(task == DEMO for _, task, _ in contests):
             write_demo_task(demo)
         for size, task, how in contests:
-            model = Path(folder) / size
+            model = folder / size
             if not model.exists():
                 make_model(size, model)
-            found = models.setdefault(size, {"contests": {}})
-            steps = GPU_STEPS if device.type == "cuda" else STEPS.get(size, LEAST_STEPS)
-            name = f"{task}-{how}" + ", alone" * bool(absent)  # so that it replaces no ratio
             own, data = ("sst2", demo) if task == DEMO else (task, find_data_folder().resolve())
-            contest = run_contest(how == "padded", Exercise(own, model, data, steps, 1 + settings.rounds))
-            found["contests"][name] = {**contest, **describe_run()}
-            written = keeper.keep({"models": models})
-            show_contest(console, f"{size}: {name}", found["contests"][name])
-    console.print(f"kept in {written}")
+            exercise = Exercise(own, model, data, count_steps(size), epochs)
+            keep(size, f"{task}-{how}", PEER, partial(run_contest, how == "padded", exercise))
+        if EMBEDDINGS in settings.contests:
+            pairs, mini = write_pair_task(folder / "pairs"), make_model("mini", folder / "fresh-mini")
+            for title, model in {"mini": mini, MINILM.name: MINILM}.items():
+                if model.is_dir():
+                    exercise = PairExercise("pairs", model, pairs, count_steps("small"), epochs)
+                    keep(title, EMBEDDINGS, PAIRS_PEER, partial(run_embeddings, exercise))
+                else:
+                    console.print(f"{model}: not there, so {title} takes no part", markup=False)
+
+
+def count_steps(size: str) -> int:
+    """Returns the steps of an epoch for a model of a size, so that a turn takes seconds."""
+    return GPU_STEPS if find_kind() == "cuda" else STEPS.get(size, LEAST_STEPS)
 
 
 def find_contests(names: Sequence[str], console: Console) -> list[tuple[str, ...]]:
