@@ -216,14 +216,19 @@ class Predict:
     """Write columns parted by tabs, with their names in the first line, instead of JSON."""
     with_input: bool = False
     """Write all columns of the input beside each answer."""
+    vectors: Path | None = None
+    """Write the vector of every text to this file, .npy or .parquet, instead of answers; the same command goes on after
+    a stop."""
+    nearest: Path | None = None
+    """With --vectors, and the texts: a file of queries, each answered by the 10 texts with the nearest vectors."""
     replace: Annotated[bool, Shown.SELDOM] = False
     """Replace a file that something else has made."""
     flush: Annotated[bool, Shown.SELDOM] = False
     """Answer each row as soon as it is read, for a program that waits for the answer; otherwise up to 4,096 rows are
     answered together, which is faster."""
     dtype: Annotated[Numbers, Shown.SELDOM] = "auto"
-    """Numbers in which the model computes; auto: those that the device is fast in. int8 is faster on a CPU, and less
-    exact: look at the scores first."""
+    """Numbers in which the model computes; auto: those that the device is fast in, for vectors fp32. int8 is faster on
+    a CPU, and less exact: look at the scores first."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
     python finetuning/predict.py runs/mini/glue/sst2/model reviews.txt
     echo "a fine film" | python finetuning/predict.py runs/mini/glue/sst2/model
     python finetuning/predict.py runs/mini/squad1/model questions.jsonl --tsv --out answers.tsv
+    python finetuning/predict.py runs/mini/export texts.txt --vectors texts.npy --nearest queries.txt
 
 A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet.
 In a .csv or .tsv the first line names the columns; before rows of several texts parted by tabs it may. Every row gets
@@ -30,7 +31,8 @@ prepare_process(small_steps=True)
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, BinaryIO, Literal
 
 from data_prep.common.errors import UserError, quote
@@ -39,9 +41,10 @@ from data_prep.common.flags import read_flags
 from data_prep.common.outputs import making
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
-from data_prep.readers.tables import HEAD, not_utf8, open_parquet, parse_csv, told_at
+from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
-from finetuning.prediction import Answer, FineTuned, Row, Texts, find_fine_tuned, load
+from finetuning.prediction import Answer, Fields, FineTuned, Row, Texts, find_fine_tuned, load
+from finetuning.vectors import CHARACTERS, ROWS, OneText, VectorFile
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
@@ -49,8 +52,6 @@ ENTITIES = "entities"
 """The key without a column, since its values are nested; the tags say the same."""
 Asked = Mapping[str, Any]
 """The columns of a row, by name."""
-ROWS, CHARACTERS = 4096, 1 << 22
-"""Rows and characters that are read before they are answered."""
 
 
 def main(arguments: list[str]) -> int:
@@ -61,16 +62,16 @@ def main(arguments: list[str]) -> int:
 
 def predict(wanted: Predict) -> None:
     """Reads, answers and writes rows in batches."""
-    for path in wanted.files:
+    for path in (*wanted.files, *([wanted.nearest] if wanted.nearest else [])):
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = f"echo {quote(path)} | python finetuning/predict.py {quote(wanted.model)}"
             raise UserError(f"{path}: {absence(path)}; to ask about a text itself: {asked}")
     folder = find_fine_tuned(wanted.model)
-    with ExitStack() as stack:
-        if wanted.out:
-            stack.enter_context(making([wanted.out], "predict.py", [folder, *wanted.files], wanted.replace))
+    if wanted.vectors is not None or wanted.nearest is not None:
+        predict_vectors(wanted, folder)
+        return
+    with open_out(wanted, [folder, *wanted.files]) as out:
         model = load(folder, wanted.dtype)
-        out: BinaryIO = stack.enter_context(replacing(wanted.out)) if wanted.out else sys.stdout.buffer
         names: list[str] = []
         for path in wanted.files:
             for answers in answer_file(model, path, wanted):
@@ -80,6 +81,38 @@ def predict(wanted: Predict) -> None:
                 for answer in answers:
                     out.write(format_tsv(list_values(answer, names, path)) if wanted.tsv else format_json(answer))
                 out.flush()
+
+
+def predict_vectors(wanted: Predict, folder: Path) -> None:
+    """Writes the vectors of a file, and answers queries by them."""
+    others = wanted.tsv or wanted.with_input or wanted.flush or (wanted.out and not wanted.nearest)
+    if others or wanted.vectors is None or len(wanted.files) != 1 or STANDARD_INPUT in (*wanted.files, wanted.nearest):
+        raise UserError("--vectors OUT takes one file of texts, and --nearest one of queries; --out takes answers")
+    made = VectorFile(folder, wanted, partial(read_texts, wanted))
+    made.write()
+    if wanted.nearest is not None:
+        sources = [folder, *wanted.files, wanted.nearest, wanted.vectors]
+        with open_out(wanted, sources) as out:
+            for answer in made.find_nearest(wanted.nearest):
+                out.write(format_json(answer))
+
+
+def read_texts(wanted: Predict, path: Path) -> Iterator[str]:
+    """Yields the texts of a file of texts alone."""
+    with path.open("rb") as stream:
+        for _, texts in RowReader(OneText(), stream, path, wanted.format).read():
+            yield texts[0]
+
+
+@contextmanager
+def open_out(wanted: Predict, sources: Sequence[Path]) -> Iterator[BinaryIO]:
+    """Opens the file of answers, which replaces nothing that something else has made; else standard output."""
+    if wanted.out is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    with making([wanted.out], "predict.py", sources, wanted.replace), replacing(wanted.out) as out:
+        yield out
 
 
 def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
@@ -111,7 +144,7 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
 class RowReader:
     """The rows of a file; faults are UserErrors with file and line."""
 
-    def __init__(self, model: FineTuned, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
+    def __init__(self, model: Fields, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
         self._model, self._stream, self._path = model, stream, path
         self._name = "standard input" if path == STANDARD_INPUT else str(path)
         usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"
@@ -187,18 +220,6 @@ class RowReader:
                 + " (rows of texts alone: --format tabs)" * (self._kind == "tsv")
             )
         return header
-
-
-def decode_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Yields the text of every line, without its line end and a byte order mark."""
-    head = b""
-    for number, line in enumerate(stream, 1):
-        head = head or line[:HEAD]
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise not_utf8(name, number, head, error) from error
-        yield text.removesuffix("\n").removesuffix("\r")
 
 
 def name_values(header: list[str], values: list[str], where: str) -> Row:

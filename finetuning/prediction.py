@@ -133,29 +133,13 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-@dataclass(eq=False)
-class FineTuned(ABC):
-    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
-    logits."""
+class Fields:
+    """The texts of rows, by their fields."""
 
     usual: ClassVar[tuple[str, ...]] = ()
     """Default names of fields without task.json."""
-    model: ServedModel | FeatureModel
-    head: TaskHead
-    cutter: Cutter
-    settings: FineTuning
     task: Mapping[str, Any]
     """The content of task.json, empty where there is none."""
-    device: torch.device
-
-    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
-        """Answers every row, in order: names and probabilities, as predict.py writes them."""
-        if isinstance(rows, str | Mapping):
-            raise UserError("one row alone; give a list of rows: model([row])")
-        if not rows:
-            return []
-        fields = self.name_fields(rows[0])
-        return self.answer([self.find_texts(row, fields) for row in rows])
 
     def name_fields(self, first: Row | None = None) -> tuple[str, ...]:
         """Returns the names of the texts of a row. Without task.json, the first row determines their number."""
@@ -175,6 +159,28 @@ class FineTuned(ABC):
         if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
+
+
+@dataclass(eq=False)
+class FineTuned(Fields, ABC):
+    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
+    logits."""
+
+    model: ServedModel | FeatureModel
+    head: TaskHead
+    cutter: Cutter
+    settings: FineTuning
+    task: Mapping[str, Any]
+    device: torch.device
+
+    def __call__(self, rows: Sequence[Row]) -> list[Answer]:
+        """Answers every row, in order: names and probabilities, as predict.py writes them."""
+        if isinstance(rows, str | Mapping):
+            raise UserError("one row alone; give a list of rows: model([row])")
+        if not rows:
+            return []
+        fields = self.name_fields(rows[0])
+        return self.answer([self.find_texts(row, fields) for row in rows])
 
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         """Answers rows whose texts were found."""

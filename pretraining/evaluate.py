@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Scores any pre-trained model on any shards of its vocabulary, or lets it fill in or continue a text.
+"""Scores any pre-trained model on any shards of its vocabulary or by retrieval, or lets it fill in or continue a text.
 
     python pretraining/evaluate.py runs/mini --data data/wiki
+    python pretraining/evaluate.py runs/mini --retrieval beir/scifact
     python pretraining/evaluate.py exported/mini --fill "the capital of france is [MASK] ."
     python pretraining/evaluate.py exported/ltr --continue "the capital of"
 
@@ -27,7 +28,7 @@ from pretraining.processes.environment import prepare_process
 prepare_process()
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data_prep.common.errors import UserError
@@ -37,11 +38,30 @@ from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
 from pretraining.flags import Evaluate
 from pretraining.processes.group import choose_device
+from pretraining.scoring.embedding import Embedder
+from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Filling, continue_text, fill_masks
 from pretraining.scoring.validation import ShardScores, score_shards
 
-Answers = tuple[ShardScores | None, list[list[Filling]], str | None]
-"""The scores, the fillings of each [MASK], and the continuation, if they are asked for."""
+
+@dataclass(frozen=True)
+class Answers:
+    """What is asked for."""
+
+    scores: ShardScores | None = None
+    retrieval: RetrievalScores | None = None
+    fillings: list[list[Filling]] = field(default_factory=list)
+    """of each [MASK]"""
+    continuation: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        scores = {} if self.scores is None else asdict(self.scores)
+        found = {name: value for name, value in scores.items() if name != "said"}
+        if self.retrieval is not None:
+            found["retrieval"] = asdict(self.retrieval)
+        if self.fillings:
+            found["fillings"] = [[filling._asdict() for filling in row] for row in self.fillings]
+        return found if self.continuation is None else {**found, "continuation": self.continuation}
 
 
 def main(arguments: list[str]) -> int:
@@ -52,8 +72,8 @@ def main(arguments: list[str]) -> int:
 
 def evaluate(wanted: Evaluate) -> None:
     """Does what is asked for, and tells it."""
-    given = (wanted.data, wanted.fill, wanted.continue_)
-    faults = ["--data, --fill or --continue: none is given"] if given == (None, None, None) else []
+    given = (wanted.data, wanted.retrieval, wanted.fill, wanted.continue_)
+    faults = ["--data, --retrieval, --fill or --continue: none is given"] if given == (None,) * len(given) else []
     numbers = {name: getattr(wanted, name) for name in ("length", "examples")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
     if faults:
@@ -64,33 +84,28 @@ def evaluate(wanted: Evaluate) -> None:
 def find_answers(wanted: Evaluate) -> Answers:
     """Finds what is asked for."""
     device = choose_device(wanted.device, World())
-    model, scores = StoredModel.open(wanted.model, sees=wanted.sees), None
+    retrieval = None if wanted.retrieval is None else Retrieval.read(wanted.retrieval)
+    model, scores, found, continuation = StoredModel.open(wanted.model, sees=wanted.sees), None, None, wanted.continue_
     fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, device)
     if wanted.data is not None:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
-    continuation = wanted.continue_
+    if retrieval is not None:
+        embedder = Embedder.open(model, device)
+        found = retrieval.score(retrieval.rank(embedder.compute, embedder.by_dot).rows)
     if continuation is not None:
         continuation = continue_text(model, continuation, device)
-    return scores, fillings, continuation
-
-
-def _as_json(scores: ShardScores | None, fillings: list[list[Filling]], continuation: str | None) -> dict[str, Any]:
-    """What JSON has of the answers."""
-    found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
-    if fillings:
-        found["fillings"] = [[filling._asdict() for filling in row] for row in fillings]
-    return found if continuation is None else {**found, "continuation": continuation}
+    return Answers(scores, found, fillings, continuation)
 
 
 def print_answers(wanted: Evaluate, found: Answers) -> None:
     """Prints the answers, for people or as JSON."""
-    scores, fillings, continuation = found
+    scores, retrieval, continuation = found.scores, found.retrieval, found.continuation
     if wanted.json:
-        print(json.dumps(_as_json(*found), ensure_ascii=False, indent=1))
+        print(json.dumps(found.as_json(), ensure_ascii=False, indent=1))
         return
     lines = list[str]()
-    for number, row in enumerate(fillings, 1):
-        lines += [f"[MASK] {number}"] * (len(fillings) > 1)
+    for number, row in enumerate(found.fillings, 1):
+        lines += [f"[MASK] {number}"] * (len(found.fillings) > 1)
         lines += [f"{share:8.2%}  {piece}" for piece, share in row]
     if scores is not None:
         asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"
@@ -98,6 +113,9 @@ def print_answers(wanted: Evaluate, found: Answers) -> None:
         lines += ["  ".join(scores.said)] * bool(scores.said)
         if scores.bits_per_character is not None:
             lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+    if retrieval is not None:
+        asked = f"{retrieval.queries:,} queries with a relevant passage, {retrieval.passages:,} passages"
+        lines += [asked, retrieval.describe()]
     lines += [] if continuation is None else [continuation]
     open_console(soft_wrap=True).print("\n".join(lines), markup=False)
 

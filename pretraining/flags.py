@@ -11,6 +11,7 @@ from data_prep.common.sections import Removed
 
 PLANNER = "benchmarks/planner.py plans for other machines"
 OF_PLAN, OF_SCORES, OF_TEXT = Heading("What --check plans for"), Heading("Scores of shards"), Heading("A text")
+OF_SEARCH = Heading("Retrieval")
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Export:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Scores a pre-trained model on shards, or lets it fill in or continue a text."""
+    """Scores a pre-trained model on shards or by retrieval, or lets it fill in or continue a text."""
 
     removed: ClassVar = {
         "best": Removed(5, "five pieces show what a model expects"),
@@ -92,6 +93,8 @@ class Evaluate:
     """Length of the examples (default: the longest of the shards that the model was trained on)."""
     examples: Annotated[int | None, OF_SCORES] = None
     """Score the first so many (default: all of the first duplicate)."""
+    retrieval: Annotated[Path | None, OF_SEARCH] = None
+    """Folder with queries.jsonl, corpus.jsonl and qrels/test.tsv, as BEIR's: finds passages by their vectors."""
     fill: Annotated[str | None, OF_TEXT] = None
     """A text with [MASK], for which the likeliest pieces are printed."""
     continue_: Annotated[str | None, tyro.conf.arg(name="continue"), OF_TEXT] = None

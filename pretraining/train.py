@@ -100,7 +100,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         return
     ranks = world.size if wanted.ranks is None else wanted.ranks
     recipe, manifest = read_plan(wanted, overrides, ranks)
-    _, notes = read_sample(recipe, manifest, wanted.data)
+    *_, notes = read_sample(recipe, manifest, wanted.data)
     if wanted.gpu is not None:
         plan = build_plan(make_target(recipe, manifest, wanted.gpu, *split_ranks(ranks)))
     else:
@@ -151,8 +151,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
-    pairs, notes = read_sample(recipe, manifest, wanted.data)
-    how = (wanted.stop_after, limit, wanted.profile, pairs, notes)
+    how = (wanted.stop_after, limit, wanted.profile, *read_sample(recipe, manifest, wanted.data))
     return Request(recipe, wanted.data, manifest, out, origin, *how, branch)
 
 

@@ -142,12 +142,15 @@ def read_jsonl(path: Path) -> TextTable:
 
 
 def read_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Reads one JSON object a line, each with the number of its line; empty lines are left out."""
-    for line, text in enumerate(read_text(path).split("\n"), 1):
+    """Yields one JSON object a line, with the number of its line, as the file is read; empty lines are left out."""
+    found = None
+    for line, text in enumerate(decode_lines(_split_lines(_read_blocks(path)), str(path)), 1):
         if text.strip():
             with told_at(f"{path}:{line}"):
                 found = parse_object(text)
             yield line, found
+    if found is None:
+        raise UserError(f"{path}: the file is empty")
 
 
 @contextmanager
@@ -205,11 +208,7 @@ def not_utf8(path: Path | str, line: int, head: bytes, error: UnicodeDecodeError
 
 def read_text(path: Path) -> str:
     """Reads a text file that is not empty, without its byte-order mark and with `\\n` alone at the ends of lines."""
-    try:
-        content = b"".join(read_content(path))
-    except UnreadableError as error:
-        is_missing = isinstance(error.__cause__, FileNotFoundError)
-        raise UserError(f"{path}: no such file" if is_missing else error.what) from error
+    content = b"".join(_read_blocks(path))
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -217,3 +216,34 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise UserError(f"{path}: the file is empty")
     return text.replace("\r\n", "\n")
+
+
+def decode_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yields the text of every line, without its line end and a byte order mark; `name` is what messages call them."""
+    head = b""
+    for number, line in enumerate(lines, 1):
+        head = head or line[:HEAD]
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise not_utf8(name, number, head, error) from error
+        yield text.removesuffix("\n").removesuffix("\r")
+
+
+def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the lines of a content that comes in blocks, without their ends."""
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _read_blocks(path: Path) -> Iterator[bytes]:
+    """Yields the content of a file, expanded; raises UserError where it cannot be read."""
+    try:
+        yield from read_content(path)
+    except UnreadableError as error:
+        is_missing = isinstance(error.__cause__, FileNotFoundError)
+        raise UserError(f"{path}: no such file" if is_missing else error.what) from error

@@ -174,6 +174,8 @@ class Evaluation(Section):
     """Examples of an evaluation, over all ranks; 0: all there are."""
     pairs: Annotated[str, Field(min_length=1)] | None = None
     """File of minimal pairs, as for run_pairs.py, of which 20 a paradigm are scored at the ends of phases."""
+    retrieval: Annotated[str, Field(min_length=1)] | None = None
+    """Folder of queries and passages, as for evaluate.py, that the model is scored on at the ends of phases."""
 
 
 class Logging(Section):

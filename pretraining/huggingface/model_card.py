@@ -23,7 +23,7 @@ from pretraining.architectures.weights import Kind, TaskHead, count_parameters
 from pretraining.huggingface.config import name_own_type
 from pretraining.huggingface.weights import find_auto_class, is_theirs, list_weights
 from pretraining.model.shape import Shape
-from pretraining.objectives.declaration import MINIMAL_PAIRS, find_objective
+from pretraining.objectives.declaration import MINIMAL_PAIRS, RETRIEVAL, find_objective
 from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
@@ -189,7 +189,7 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
         command=None if theirs else "run_task.py TASK.toml --model",
         remarks=list(filter(None, remarks)),
         objective=objective,
-        figures=(*objective.figures, MINIMAL_PAIRS),
+        figures=(*objective.figures, MINIMAL_PAIRS, RETRIEVAL),
         base=base,
         made=made,
         data={**asdict(made.data), "settings": known} if made else {},

@@ -107,6 +107,8 @@ MINIMAL_PAIRS = Figure(
     "pairs_accuracy", "minimal pairs", "%", "pairs of sentences of which the good one is likelier; by chance 50%"
 )
 """The figure of all models that predict pieces, beside those of their objective."""
+RETRIEVAL = Figure("retrieval_ndcg_10", "retrieval", "%", "nDCG@10 of passages found by the mean of hidden states")
+"""The figure of all models, beside those of their objective."""
 
 
 class ObjectiveSettings(NamedSection):

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from pretraining.architectures.declaration import build_encoder, serve_encoder
 from pretraining.checkpoint.models import StoredModel, fetch_together
@@ -18,9 +19,14 @@ from pretraining.model.encoder import Encoder
 from pretraining.model.rows import Rows
 from pretraining.scoring.sentences import PIECES, PIECES_OF_GPU, SentenceCutter
 
+SIMILARITY = "config_sentence_transformers.json"
+
 
 class Embedder:
     """Computes vectors of texts, without padding. On a CPU the layers are those for inference."""
+
+    by_dot = False
+    """whether vectors are to be compared by their products, not by their cosine"""
 
     def __init__(
         self,
@@ -32,8 +38,8 @@ class Embedder:
         in_bytes: bool = False,
         as_it_is: bool = False,
     ) -> None:
-        """Takes the encoder over, which is on the device. `length`: the most pieces of a text that are read. `in_bytes`:
-        layers multiply in 8 bits. One that is `as_it_is` stays so, since it goes on training."""
+        """Takes over an encoder on the device. `length`: the most pieces of a text that it reads. `in_bytes`: layers
+        multiply in 8 bits. One that is `as_it_is` stays so: in evaluation, shared by ranks that call this together."""
         self.encoder, self.cutter, self.pooling, self.length, self.device = encoder, cutter, pooling, length, device
         self.width = encoder.shape.hidden
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
@@ -48,8 +54,10 @@ class Embedder:
         encoder = build_encoder(model.shape)
         encoder.load_state_dict({name: model.encoder[name] for name in encoder.state_dict()})
         encoder = encoder.to(device, dtype).eval().requires_grad_(False)
-        pooling, length = read_way(model)
-        return cls(encoder, SentenceCutter(model.vocabulary), pooling, length, device, in_bytes)
+        pooling, length, by_dot = read_way(model)
+        found = cls(encoder, SentenceCutter(model.vocabulary), pooling, length, device, in_bytes)
+        found.by_dot = by_dot
+        return found
 
     def compute(self, texts: Sequence[str]) -> Array:
         """Computes the vectors of texts, (texts, width) in fp32. Longer texts keep their beginning."""
@@ -75,11 +83,15 @@ class Embedder:
         return self.pooling.pool(hidden, starts).cpu().numpy()
 
 
-def read_way(model: StoredModel) -> tuple[Pooling, int]:
-    """Reads how a model makes the vector of a text, and the most pieces of it that it reads."""
+def read_way(model: StoredModel) -> tuple[Pooling, int, bool]:
+    """Reads how a model makes the vector of a text, the most pieces of it that it reads, and whether vectors are to be
+    compared by their products."""
     folder = model.folder
     if model.on_hub:
-        folder = fetch_together(model.name, [MODULES, f"{POOLING}/{CONFIG}", LENGTH], folder.name)
+        folder = fetch_together(model.name, [MODULES, f"{POOLING}/{CONFIG}", LENGTH, SIMILARITY], folder.name)
     limits = [model.trained, read_task(folder).get("length")]
     limits += [read_table(folder / LENGTH).get("max_seq_length")] if (folder / LENGTH).is_file() else []
-    return read_pooling(folder) or Pooling(), min(limit for limit in limits if limit)
+    compared = read_table(folder / SIMILARITY).get("similarity_fn_name") if (folder / SIMILARITY).is_file() else None
+    if compared not in (None, "cosine", "dot"):
+        raise UserError(f"{folder / SIMILARITY}: compares vectors by {compared}; known are cosine and dot")
+    return read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot"

@@ -1,8 +1,8 @@
 """A phase of training: its examples in order, its learning rate, its clock and its validation.
 
-At its end minimal pairs are scored, to follow what a model learns of grammar: by an fp32 copy of the model, so that the
-results equal those of run_pairs.py under any precision and ZeRO stage. Ranks that share a model may have no room for a
-whole copy: they score by the model itself.
+At its end minimal pairs and retrieval are scored, to follow what a model learns of grammar and of topics: by an fp32
+copy of the model, so that the results equal those of run_pairs.py and evaluate.py under any precision and ZeRO stage.
+Ranks that share a model may have no room for a whole copy: they score by the model itself.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from pretraining.data.batches import count_examples, training_batches, validatio
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
+from pretraining.huggingface.pooling import Pooling
 from pretraining.huggingface.weights import list_row_names
 from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
 from pretraining.reporting.records import EvaluationRecord
+from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.pairs import Asked, Pair, PairCount, list_sentences, read_pairs, take_pairs
+from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Scorer, SentenceCutter
 from pretraining.scoring.validation import sum_losses
 from pretraining.training.micro_batch import MicroBatches
@@ -69,6 +72,8 @@ class TrainingPhase:
         self.validation = self._open(validation=True) if held_out else None
         self.scored = request.recipe.evaluation.examples or None
         """number of held-out examples that an evaluation scores; None for all"""
+        self.longest = max(self.settings.length, state.trained_length)
+        """longest sequences that the weights are trained on at the end"""
 
     def _open(self, validation: bool) -> Dataset:
         request, place = self._request, (self._mesh.data_rank, self._mesh.data_ranks)
@@ -133,7 +138,7 @@ class TrainingPhase:
     def evaluate(
         self, engine: Engine, step: int, before: Callable[[], None], validates: bool, ends: bool
     ) -> EvaluationRecord | None:
-        """Scores held-out examples if it `validates`, and minimal pairs if the phase `ends`; None if there are neither.
+        """Scores held-out examples if it `validates`, and pairs and retrieval if the phase `ends`; None without any.
 
         The number of ranks changes the result by rounding only. `before` is called before each batch; an error that it
         raises must be the same on all ranks.
@@ -148,6 +153,10 @@ class TrainingPhase:
             tally = score_pairs(engine, self._request.pairs, self._request.data, before)
             learns[MINIMAL_PAIRS.name] = tally.accuracy
             lines.append(f"pairs {tally.accuracy:.1%} of {tally.pairs:,}")
+        if ends and self._request.retrieval is not None:
+            found = score_retrieval(engine, self._request.retrieval, self._request.data, self.longest, before)
+            learns |= {f"retrieval_{name}": getattr(found, name) for name in ("ndcg_10", "recall_100", "mrr_10")}
+            lines.append(found.describe())
         if not lines:
             return None
         return EvaluationRecord(step, self.number + 1, learns, examples, time.perf_counter() - begin, lines)
@@ -209,22 +218,36 @@ ASKED = 20
 
 def read_sample(
     recipe: Recipe, manifest: Manifest | None, data: Path | None
-) -> tuple[tuple[Pair, ...], tuple[str, ...]]:
-    """Reads the file of pairs that a recipe names, and takes a sample of each paradigm; empty if it names none.
+) -> tuple[tuple[Pair, ...], Retrieval | None, tuple[str, ...]]:
+    """Reads what a recipe has scored at the ends of phases: a sample of each paradigm of its pairs, and its folder for
+    retrieval; nothing if it names none.
 
-    Returns the sample, and where the data is known lines on it: its size, and the pairs that cannot be scored. Raises
-    UserError if none can.
+    Returns them, and lines on them: their sizes and, where the data is known, the pairs that cannot be scored. Raises
+    UserError if no pair can.
     """
-    name = recipe.evaluation.pairs
-    if name is None:
-        return (), ()
-    pairs = tuple(take_pairs(read_pairs(Path(name)), ASKED))
-    if manifest is None or data is None:
-        return pairs, ()
-    cut = SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs))
-    asked = Asked.from_pairs(pairs, cut, recipe.shape(manifest).positions)
-    asked.require_telling(f"evaluation.pairs = {show_value(name)}")
-    return pairs, (f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.list_doubts())
+    name, folder = recipe.evaluation.pairs, recipe.evaluation.retrieval
+    pairs = () if name is None else tuple(take_pairs(read_pairs(Path(name)), ASKED))
+    retrieval = None if folder is None else Retrieval.read(Path(folder))
+    notes: list[str] = []
+    if pairs and manifest is not None and data is not None:
+        cut = SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs))
+        asked = Asked.from_pairs(pairs, cut, recipe.shape(manifest).positions)
+        asked.require_telling(f"evaluation.pairs = {show_value(name)}")
+        notes += [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.list_doubts()]
+    if retrieval is not None:
+        sizes = f"{len(retrieval.queries):,} queries, {len(retrieval.places):,} passages"
+        notes.append(f"retrieval that is scored at the ends of phases: {sizes} of {folder}")
+    return pairs, retrieval, tuple(notes)
+
+
+def copy_model(engine: Engine) -> Any:
+    """Copies the model in fp32; returns the model itself if ranks share it."""
+    if engine.mesh.tensor_ranks > 1:
+        return engine.model
+    model: Any = build_model(engine.model.shape)
+    for name, weight in engine.weights():
+        model.get_parameter(name).copy_(weight)
+    return model
 
 
 @torch.no_grad()
@@ -232,15 +255,36 @@ def score_pairs(engine: Engine, pairs: Sequence[Pair], data: Path, before: Calla
     """Scores pairs, divided among all ranks, which call it together. Pairs too long for the model are left out.
     `data` is the folder of the vocabulary."""
     mesh, vocabulary = engine.mesh, read_vocabulary(data)
-    model: Any = engine.model
-    if mesh.tensor_ranks == 1:
-        model = build_model(engine.model.shape)
-        for name, weight in engine.weights():
-            model.get_parameter(name).copy_(weight)
-    scorer = Scorer(model, vocabulary, engine.device, as_it_is=mesh.tensor_ranks > 1)
+    scorer = Scorer(copy_model(engine), vocabulary, engine.device, as_it_is=mesh.tensor_ranks > 1)
     engine.deepspeed.eval()
     found = scorer.score(list_sentences(pairs), before, mesh.data_rank, mesh.data_ranks)
     engine.deepspeed.train()
     shared = torch.from_numpy(found).to(engine.device)
     dist.all_reduce(shared, group=mesh.data_group)
     return PairCount.from_scores(shared.cpu().numpy().reshape(-1, 2))
+
+
+@torch.no_grad()
+def score_retrieval(
+    engine: Engine, retrieval: Retrieval, data: Path, length: int, before: Callable[[], None]
+) -> RetrievalScores:
+    """Scores retrieval, whose passages are divided among all ranks, which call it together. Texts are read up to this
+    length; `data` is the folder of the vocabulary."""
+    mesh, model, shared = engine.mesh, copy_model(engine), engine.mesh.tensor_ranks > 1
+    if not shared:
+        model = model.float().to(engine.device).eval().requires_grad_(False)
+    cutter = SentenceCutter(read_vocabulary(data))
+    embedder = Embedder(model, cutter, Pooling(), length, engine.device, as_it_is=shared)
+    engine.deepspeed.eval()
+    own = retrieval.rank(embedder.compute, before=before, rank=mesh.data_rank, ranks=mesh.data_ranks)
+    engine.deepspeed.train()
+    parts = []
+    for array in (own.rows, own.scores):
+        tensor = torch.from_numpy(array).to(engine.device)
+        every = [torch.empty_like(tensor) for _ in range(mesh.data_ranks)]
+        dist.all_gather(every, tensor, group=mesh.data_group)
+        parts.append([each.cpu().numpy() for each in every])
+    found = retrieval.start_ranking()
+    for rows, scores in zip(*parts, strict=True):
+        found.add_ranking(rows, scores)
+    return retrieval.score(found.rows)

@@ -12,6 +12,7 @@ from pretraining.checkpoint.record import FOLDER, find_checkpoint, parse_step
 from pretraining.config.settings import Recipe
 from pretraining.model.shape import Shape
 from pretraining.scoring.pairs import Pair
+from pretraining.scoring.retrieval import Retrieval
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,10 @@ class Request:
     """number of steps to profile"""
     pairs: tuple[Pair, ...] = ()
     """minimal pairs that are scored at the ends of phases"""
+    retrieval: Retrieval | None = None
+    """passages to be found at the ends of phases"""
     notes: tuple[str, ...] = ()
-    """lines on these pairs, printed when the run begins"""
+    """lines on these pairs and passages, printed when the run begins"""
     branch: Branch | None = None
     """checkpoint of another run that a new run goes on from; None if it does not"""
 

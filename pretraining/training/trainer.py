@@ -320,7 +320,7 @@ class Trainer(Loop):
         self.log.write(record)
 
     def evaluate(self, phase: TrainingPhase, ends: bool = False) -> None:
-        """Scores the model on held-out examples, unless done at this step, and on minimal pairs if the phase `ends`."""
+        """Scores held-out examples, unless done at this step, and pairs and retrieval if the phase `ends`."""
         known, here = self.scores, (self.state.step, phase.number + 1)
         if known is not None and (known.step, known.phase) != here:  # by the clock, a phase may end at a scored step
             known = None

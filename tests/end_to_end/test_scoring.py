@@ -27,6 +27,7 @@ from pretraining.scoring import validation
 from pretraining.scoring.pairs import are_right, list_sentences, read_pairs
 from pretraining.scoring.sentences import Scorer
 
+FIGURES = ("ndcg_10", "recall_100", "mrr_10")
 TENSORBOARD = ["--logging.tensorboard", "true"]
 
 
@@ -41,15 +42,33 @@ def write_pairs(path: Path) -> Path:
     return path
 
 
+def write_retrieval(folder: Path) -> Path:
+    """Queries and passages of letters, some of them graded."""
+    draw = np.random.default_rng(1)
+    (folder / "qrels").mkdir(parents=True)
+    for name, count in (("queries", 9), ("corpus", 130)):
+        texts = [" ".join("".join(draw.choice([*"abcde"], 2)) for _ in range(90)) for _ in range(count)]
+        rows = [json.dumps({"_id": str(number), "text": text}) + "\n" for number, text in enumerate(texts)]
+        (folder / f"{name}.jsonl").write_text("".join(rows))
+    grades = [f"{number}\t{draw.integers(130)}\t{draw.integers(1, 3)}\n" for number in range(9) for _ in range(15)]
+    (folder / "qrels" / "test.tsv").write_text("".join(["query\tpassage\tgrade\n", *grades]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def retrieval(shared: Place) -> Path:
+    return write_retrieval(shared.folder / "retrieval")
+
+
 @pytest.fixture(scope="module")
 def pairs(shared: Place) -> Path:
     return write_pairs(shared.folder / "pairs.jsonl")
 
 
 @pytest.fixture(scope="module")
-def run(shared: Place, pairs: Path) -> Path:
-    """A run that was asked about pairs at the ends of its phases."""
-    command = shared.command("asked", *TENSORBOARD, "--evaluation.pairs", pairs)
+def run(shared: Place, pairs: Path, retrieval: Path) -> Path:
+    """A run that was asked about pairs and passages at the ends of its phases."""
+    command = shared.command("asked", *TENSORBOARD, "--evaluation.pairs", pairs, "--evaluation.retrieval", retrieval)
     said = assert_well(train(command, 1))
     assert said.count("  pairs ") == 2
     assert "pairs that are asked at the ends of phases: 30" in said
@@ -68,6 +87,15 @@ def test_pairs_are_asked_at_the_ends_of_phases_as_run_pairs_asks_them(run: Path,
         assert accuracy_of(StoredModel.open(str(model)), pairs) == found[-1]
 
 
+def test_retrieval_is_scored_at_the_ends_of_phases_as_evaluate_scores_it(run: Path, retrieval: Path) -> None:
+    found = [[record[f"retrieval_{name}"] for name in FIGURES] for record in records(run, "evaluation")]
+    assert len(found) == 2
+    assert "nDCG@10" in (run / "export" / "README.md").read_text()
+    for model in (run, run / "export"):
+        scores = json.loads(run_main(evaluate.main, model, "--retrieval", retrieval, "--json"))["retrieval"]
+        np.testing.assert_allclose([scores[name] for name in FIGURES], found[-1], atol=1e-9)
+
+
 def accuracy_of(model: StoredModel, path: Path) -> float:
     """How many of the pairs a model gets right, without the rest of the command."""
     scorer = Scorer(model.build_pretrained(), model.vocabulary, torch.device("cpu"))
@@ -75,17 +103,19 @@ def accuracy_of(model: StoredModel, path: Path) -> float:
 
 
 @pytest.mark.slow
-def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place, pairs: Path) -> None:
+def test_the_answers_do_not_depend_on_ranks_nor_on_zero(run: Path, shared: Place, pairs: Path, retrieval: Path) -> None:
     """Weights are the same but for rounding, and so are the sums of two ranks."""
-    command = shared.command("of two", "--evaluation.pairs", pairs, "--parallel.zero", "3", *CUT)
-    assert_well(train(command, 2))
-    expected = [record["pairs_accuracy"] for record in records(run, "evaluation")]
-    assert [record["pairs_accuracy"] for record in records(shared.folder / "of two", "evaluation")] == expected
+    asked = ["--evaluation.pairs", pairs, "--evaluation.retrieval", retrieval]
+    assert_well(train(shared.command("of two", *asked, "--parallel.zero", "3", *CUT), 2))
+    for name in ("pairs_accuracy", *(f"retrieval_{figure}" for figure in FIGURES)):
+        expected = [record[name] for record in records(run, "evaluation")]
+        assert [record[name] for record in records(shared.folder / "of two", "evaluation")] == expected
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_says_the_same_of_pairs(run: Path, shared: Place, pairs: Path) -> None:
-    command = shared.command("in parts", *TENSORBOARD, "--evaluation.pairs", pairs)
+def test_a_run_that_was_stopped_says_the_same(run: Path, shared: Place, pairs: Path, retrieval: Path) -> None:
+    asked = ["--evaluation.pairs", pairs, "--evaluation.retrieval", retrieval]
+    command = shared.command("in parts", *TENSORBOARD, *asked)
     assert_well(train([*command, "--stop-after", "short"], 1))
     assert_well(train(command, 1))
     assert_same(shared.folder / "in parts", run)

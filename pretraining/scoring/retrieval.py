@@ -1,0 +1,242 @@
+"""Retrieval: how well the vectors of a model find the passages that answer queries.
+
+A folder has BEIR's form: queries.jsonl and corpus.jsonl (`_id`, `text`, and perhaps `title`; .gz too), and
+qrels/test.tsv with a line of names, then a query, a passage and a grade. Passages are ranked exactly, by blocks: memory
+holds the vectors of the queries and of one block, the best passages of every query, and some 200 bytes for each passage
+of the corpus while it is checked, 4 afterwards. The metrics are those of trec_eval, which breaks ties of fp32 scores by
+the id of the passage, the last first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
+from data_prep.readers.tables import read_objects, read_tsv
+
+QUERIES, CORPUS, QRELS = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
+BEST, FIRST = 100, 10
+"""The number of ranked passages of a query, and of those whose order counts."""
+BLOCK, TOGETHER = 4096, 1 << 24
+"""Passages whose vectors are in memory at once, and products that are."""
+TINY = 1e-12
+"""The least length that a vector is divided by."""
+Compute = Callable[[Sequence[str]], Array]
+"""Computes the vectors of texts, (texts, width)."""
+
+
+class Ranking:
+    """The best passages of queries among those that were added: of equal scores, the one with the highest place."""
+
+    def __init__(self, queries: int, count: int, places: Array | None = None) -> None:
+        """`places`: of each passage; by default an earlier one is before a later one."""
+        self.rows = np.full((queries, count), -1)
+        """(queries, count) numbers of passages, the best first; -1 where there are fewer"""
+        self.scores = np.full((queries, count), -np.inf, np.float32)
+        self._places = places
+
+    def add_block(self, queries: Array, passages: Array, first: int) -> None:
+        """Adds the passages with these vectors, scored by their products with those of all queries; `first` is the
+        number of the first one."""
+        count, most = self.rows.shape[1], max(1, TOGETHER // len(passages))
+        for start in range(0, len(queries), most):
+            own = slice(start, start + most)
+            products, least = queries[own] @ passages.T, self.scores[own, -1]
+            if len(passages) > count:
+                least = np.maximum(least, np.partition(products, -count, axis=1)[:, -count])
+            query, column = np.nonzero(products >= least[:, None])
+            self._insert(own, query, first + column, products[query, column])
+
+    def add_ranking(self, rows: Array, scores: Array) -> None:
+        """Adds the passages of another ranking of the same queries."""
+        query, column = np.nonzero(rows >= 0)
+        self._insert(slice(None), query, rows[query, column], scores[query, column])
+
+    def _insert(self, own: slice, query: Array, rows: Array, scores: Array) -> None:
+        """Inserts passages, each found for one of its own queries, among the best of these."""
+        kept = np.nonzero(self.rows[own] >= 0)
+        query, rows = np.concatenate([kept[0], query]), np.concatenate([self.rows[own][kept], rows])
+        scores = np.concatenate([self.scores[own][kept], scores])
+        order = np.lexsort((rows if self._places is None else -self._places[rows], -scores, query))
+        query = query[order]
+        place = np.arange(len(query)) - np.searchsorted(query, query)
+        best = place < self.rows.shape[1]
+        at = query[best], place[best]
+        self.rows[own][at], self.scores[own][at] = rows[order[best]], scores[order[best]]
+
+
+@dataclass(frozen=True)
+class RetrievalScores:
+    """Scores of a model on a folder, means over queries with their standard errors."""
+
+    queries: int
+    passages: int
+    ndcg_10: float
+    recall_100: float
+    mrr_10: float
+    ndcg_10_error: float
+    recall_100_error: float
+    mrr_10_error: float
+
+    def describe(self) -> str:
+        """Describes the scores in one line."""
+        values = (self.ndcg_10, self.recall_100, self.mrr_10)
+        errors = (self.ndcg_10_error, self.recall_100_error, self.mrr_10_error)
+        named = zip(("nDCG@10", "recall@100", "MRR@10"), values, errors, strict=True)
+        return "  ".join(f"{name} {value:.4f} ± {error:.4f}" for name, value, error in named)
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieval:
+    """Queries with graded passages, checked; the passages are read on demand."""
+
+    corpus: Path
+    names: tuple[str, ...]
+    """ids of the queries with a relevant passage"""
+    queries: tuple[str, ...]
+    """their texts"""
+    grades: tuple[dict[int, int], ...]
+    """for each query the positive grades of passages, by their rows in the corpus"""
+    places: Array
+    """(passages,) int32: the place of each passage in the order of ids"""
+
+    @classmethod
+    def read(cls, folder: Path) -> Retrieval:
+        """Reads and checks a folder; raises UserError for what is wrong with it."""
+        corpus, qrels = _find_file(folder, CORPUS), _find_file(folder, QRELS)
+        judged = _read_grades(qrels)
+        texts = _read_queries(_find_file(folder, QUERIES), judged)
+        names = [name for name, _ in _read_texts(corpus)]
+        order = sorted(range(len(names)), key=names.__getitem__)
+        for one, other in itertools.pairwise(order):
+            if names[one] == names[other]:
+                raise UserError(f"{corpus}: two passages have the id {names[one]!r}")
+        wanted = {name for passages in judged.values() for name in passages}
+        rows = {name: row for row, name in enumerate(names) if name in wanted}
+        lacking = ((QUERIES, judged.keys() - texts.keys()), (CORPUS, wanted - rows.keys()))
+        if unknown := next((f"{min(ids)!r} is in no line of {file}" for file, ids in lacking if ids), None):
+            raise UserError(f"{qrels}: {unknown}")
+        positive = {
+            query: found
+            for query, passages in judged.items()
+            if (found := {rows[name]: grade for name, grade in passages.items() if grade > 0})
+        }
+        if not positive:
+            raise UserError(f"{qrels}: no query has a passage with a grade above 0")
+        places = np.empty(len(names), np.int32)
+        places[order] = np.arange(len(names))
+        return cls(corpus, tuple(positive), tuple(texts[name] for name in positive), tuple(positive.values()), places)
+
+    def blocks(self) -> Iterator[tuple[int, list[str]]]:
+        """Yields the texts of the passages in blocks, each with the row of its first."""
+        texts = (text for _, text in _read_texts(self.corpus))
+        for first in itertools.count(0, BLOCK):
+            if not (block := list(itertools.islice(texts, BLOCK))):
+                return
+            yield first, block
+
+    def rank(
+        self,
+        compute: Compute,
+        by_dot: bool = False,
+        before: Callable[[], None] = lambda: None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> Ranking:
+        """Finds the best passages of every query by the cosine of vectors, or by their product.
+
+        Each of several ranks reads some of the blocks, so the rankings must be added. `before` is called before each
+        block, equally often on all ranks.
+        """
+        before()
+        vectors = prepare(compute(self.queries), by_dot, lambda row: f"query {self.names[row]!r}")
+        found = self.start_ranking()
+        for number, (first, texts) in enumerate(self.blocks()):
+            if number % ranks == 0:
+                before()
+            if number % ranks == rank:
+                passages = prepare(compute(texts), by_dot, partial(self._name_passage, first))
+                found.add_block(vectors, passages, first)
+        return found
+
+    def start_ranking(self) -> Ranking:
+        return Ranking(len(self.queries), BEST, self.places)
+
+    def score(self, rows: Array) -> RetrievalScores:
+        """Computes the scores of the rows of a ranking."""
+        found, count = measure(self.grades, rows), len(self.grades)
+        errors = found.std(axis=1, ddof=min(1, count - 1)) / np.sqrt(count)
+        return RetrievalScores(count, len(self.places), *found.mean(axis=1).tolist(), *errors.tolist())
+
+    def _name_passage(self, first: int, row: int) -> str:
+        return f"{self.corpus}: passage {first + row + 1:,}"
+
+
+def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
+    """Computes nDCG@10, recall@100 and MRR@10 of every query, (3, queries), from the rows of its best passages."""
+    gained = np.array([[of.get(row, 0) for row in own] for of, own in zip(grades, rows.tolist(), strict=True)])
+    ideal = np.zeros((len(grades), FIRST))
+    for number, of in enumerate(grades):
+        highest = sorted(of.values(), reverse=True)[:FIRST]
+        ideal[number, : len(highest)] = highest
+    discounts = 1 / np.log2(np.arange(2, FIRST + 2))
+    first = np.where(gained[:, :FIRST] > 0, 1 / np.arange(1, FIRST + 1), 0).max(axis=1)
+    recall = (gained > 0).sum(axis=1) / [len(of) for of in grades]
+    return np.stack([gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first])
+
+
+def prepare(vectors: Array, by_dot: bool, name: Callable[[int], str]) -> Array:
+    """Divides vectors by their lengths, unless they are compared `by_dot`; raises UserError with the name of one that
+    is not of finite numbers."""
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        raise UserError(f"{name(int(finite.argmin()))}: its vector has NaN or infinite numbers: the model is damaged")
+    return vectors if by_dot else vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), TINY)
+
+
+def _find_file(folder: Path, name: str) -> Path:
+    """Finds a file of a folder, perhaps compressed."""
+    found = next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+    if found is None:
+        raise UserError(f"{folder / name}: no such file; a folder for retrieval has {QUERIES}, {CORPUS} and {QRELS}")
+    return found
+
+
+def _read_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Yields the id and the text of every row, with its title before it."""
+    for line, row in read_objects(path):
+        name, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
+        if not isinstance(name, str | int) or not isinstance(text, str) or not isinstance(title, str):
+            raise UserError(f'{path}:{line}: should have "_id" and "text", and perhaps "title"')
+        if not (both := f"{title} {text}".strip()):
+            raise UserError(f"{path}:{line}: {name!r} has no text")
+        yield str(name), both
+
+
+def _read_queries(path: Path, wanted: Container[str]) -> dict[str, str]:
+    """Reads the texts of queries by their ids."""
+    found: dict[str, str] = {}
+    for name, text in _read_texts(path):
+        if name in found:
+            raise UserError(f"{path}: two queries have the id {name!r}")
+        found |= {name: text} if name in wanted else {}
+    return found
+
+
+def _read_grades(path: Path) -> dict[str, dict[str, int]]:
+    """Reads the grades of passages by the ids of queries."""
+    table = read_tsv(path)
+    found: dict[str, dict[str, int]] = {}
+    for row, (query, passage, grade) in enumerate(zip(*map(table.column, range(3)), strict=True)):
+        try:
+            found.setdefault(query, {})[passage] = int(grade)
+        except ValueError:
+            table.fail(row, f"the grade {grade!r} is not a whole number")
+    return found
