@@ -180,12 +180,30 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
     return row
 
 
+def summarise_search(found: Results) -> Iterator[ResultTable]:
+    """Yields the scores of each system on each test."""
+    figures = {"ndcg_10": "nDCG@10", "recall_100": "recall@100", "mrr_10": "MRR@10"}
+    yield build_table(
+        "",
+        [
+            {"system": row["system"]}
+            | {
+                f"{test} {title}": f"{scores[name]:.3f}"
+                for test, scores in row["scores"].items()
+                for name, title in figures.items()
+            }
+            for row in found["rows"]
+        ],
+    )
+
+
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
         "scaling": summarise_scaling,
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
+        "search": summarise_search,
         "demo": lambda found: [build_table("Validation of the demo", found["scored"])],
     }
     return functions.get(found["benchmark"], summarise_contests)(found)
