@@ -4,9 +4,9 @@ vectors of sentences beside its `encode`."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.contests import OURS, Turns, alternate
-from benchmarks.finetuning_sides import Exercise, Numbers, OurFineTuning, build_arguments
+from benchmarks.finetuning_sides import Exercise, Numbers, OurFineTuning, build_arguments, run_epochs
 from benchmarks.measure import ROOT, find_data_folder
 from benchmarks.peer import find_missing_packages, silence_transformers
 from benchmarks.sides import Answer, SideSpec, open_sides
@@ -80,18 +80,11 @@ class TheirTraining:
     def take_turns(self, answer: Answer) -> None:
         """Trains for all epochs."""
         silence_transformers()
-        import transformers
         from datasets import Dataset, disable_progress_bars
         from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
         from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
         from sentence_transformers.base.sampler import DefaultBatchSampler
-
-        class EndsTurns(transformers.TrainerCallback):  # type: ignore[misc]
-            """Ends a turn with the last step of an epoch."""
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-                if state.global_step % steps == 0:
-                    answer()
+        from transformers.trainer_pt_utils import LengthGroupedSampler
 
         disable_progress_bars()
         steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
@@ -101,66 +94,51 @@ class TheirTraining:
         lengths = chosen.items.encode(chosen.numbers).sequences.pieces.lengths.reshape(-1, 2).sum(1).tolist()
 
         def group_lengths(_: Any, batch_size: int, drop_last: bool, **__: Any) -> Any:
-            sampler = transformers.trainer_pt_utils.LengthGroupedSampler(batch_size, lengths=lengths)
+            sampler = LengthGroupedSampler(batch_size, lengths=lengths)
             return DefaultBatchSampler(sampler, batch_size=batch_size, drop_last=drop_last)
 
-        dropout = {
-            "hidden_dropout_prob": settings.dropout.hidden,
-            "attention_probs_dropout_prob": settings.dropout.attention,
-        }
-        given = {name: value for name, value in dropout.items() if value is not None}
-        model = SentenceTransformer(str(self.exercise.model), config_kwargs=given)
+        model = SentenceTransformer(str(self.exercise.model))
         model.max_seq_length = settings.length
         loss = losses.MultipleNegativesRankingLoss(model, scale=1 / settings.embeddings.temperature)
         with tempfile.TemporaryDirectory() as folder:
-            more = {"kind": Arguments, "batch_sampler": group_lengths}
+            more: dict[str, Any] = {"kind": Arguments, "batch_sampler": group_lengths}
             arguments = build_arguments(settings, Path(folder), self.numbers, grouped=False, **more)
             rows = Dataset.from_dict(dict(zip(("question", "passage"), texts, strict=True)))
             trainer = SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss)
-            trainer.remove_callback(transformers.PrinterCallback)
-            trainer.add_callback(EndsTurns())
-            answer()
-            trainer.train()
+            run_epochs(trainer, steps, answer)
 
 
 @dataclass(frozen=True)
-class OurEncoder:
-    """Our vectors of sentences, as predict.py computes them."""
+class SentenceEncoder:
+    """Computes the vectors of the same sentences again and again."""
 
-    numbers: Numbers
-    model: Path
+    compute: Callable[[Sequence[str]], Array]
     sentences: Sequence[str]
-
-    @cached_property
-    def _embedder(self) -> Embedder:
-        torch.set_num_threads(default_threads(World()))
-        return Embedder.open(find_model(str(self.model)), choose_device("auto", World()), DTYPES[self.numbers])
 
     def encode(self) -> Array:
         """Computes the vectors of all sentences."""
-        return self._embedder.compute(self.sentences)
+        return self.compute(self.sentences)
 
 
-@dataclass(frozen=True)
-class TheirEncoder:
-    """The vectors of sentences by sentence-transformers."""
+def load_ours(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SentenceEncoder:
+    """Loads a model as predict.py does for vectors."""
+    torch.set_num_threads(default_threads(World()))
+    embedder = Embedder.open(find_model(str(model)), choose_device("auto", World()), DTYPES[numbers])
+    return SentenceEncoder(embedder.compute, sentences)
 
-    numbers: Numbers
-    model: Path
-    sentences: Sequence[str]
 
-    @cached_property
-    def _encoder(self) -> Any:
-        silence_transformers()
-        from sentence_transformers import SentenceTransformer
+def load_theirs(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SentenceEncoder:
+    """Loads a model into sentence-transformers."""
+    silence_transformers()
+    from sentence_transformers import SentenceTransformer
 
-        torch.set_num_threads(default_threads(World()))
-        return SentenceTransformer(str(self.model), model_kwargs={"dtype": DTYPES[self.numbers]})
+    torch.set_num_threads(default_threads(World()))
+    encoder = SentenceTransformer(str(model), model_kwargs={"dtype": DTYPES[numbers]})
 
-    def encode(self) -> Array:
-        """Computes the vectors of all sentences."""
-        found = self._encoder.encode(list(self.sentences), batch_size=TOGETHER, convert_to_tensor=True)
-        return np.asarray(found.float().cpu())
+    def compute(texts: Sequence[str]) -> Array:
+        return np.asarray(encoder.encode([*texts], batch_size=TOGETHER, convert_to_tensor=True).float().cpu())
+
+    return SentenceEncoder(compute, sentences)
 
 
 def train_in_turns(numbers: Numbers, exercise: Exercise) -> Turns:
@@ -175,9 +153,9 @@ def train_in_turns(numbers: Numbers, exercise: Exercise) -> Turns:
 
 def encode_in_turns(numbers: Numbers, model: Path, sentences: Sequence[str], rounds: int) -> Turns:
     """Lets both sides compute the vectors of the same sentences in turns, after these have been compared."""
-    kinds = {OURS: SideSpec(partial(OurEncoder, numbers), small_steps=True)}
+    kinds = {OURS: SideSpec(partial(load_ours, numbers), small_steps=True)}
     if not find_missing_packages(PEER[0]):
-        kinds[PEER[0]] = SideSpec(partial(TheirEncoder, numbers), prepared=False)
+        kinds[PEER[0]] = SideSpec(partial(load_theirs, numbers), prepared=False)
     with open_sides(kinds, model, sentences) as sides:
         ours, *theirs = (side.ask("encode") for side in sides.values())
         for vectors in theirs:

@@ -162,13 +162,6 @@ class TheirFineTuning:
         silence_transformers()
         import transformers
 
-        class EndsTurns(transformers.TrainerCallback):  # type: ignore[misc]
-            """Ends a turn with the last step of an epoch."""
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-                if state.global_step % steps == 0:
-                    answer()
-
         steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
         torch.set_num_threads(default_threads(World()))
         rows: Any = encode_rows(task.train, task.head.kind, self.width)
@@ -177,9 +170,7 @@ class TheirFineTuning:
             trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, arguments, rows)
             if self.width:
                 trainer.data_collator = transformers.default_data_collator
-            trainer.add_callback(EndsTurns())
-            answer()
-            trainer.train()
+            run_epochs(trainer, steps, answer)
             while True:
                 trainer.predict(rows)
                 answer()
@@ -207,6 +198,23 @@ def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, 
     )
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
+
+
+def run_epochs(trainer: Any, steps: int, answer: Answer) -> None:
+    """Runs a Trainer, of which each epoch of so many steps is a turn."""
+    import transformers
+
+    class EndsTurns(transformers.TrainerCallback):  # type: ignore[misc]
+        """Ends a turn with the last step of an epoch."""
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+            if state.global_step % steps == 0:
+                answer()
+
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.add_callback(EndsTurns())
+    answer()
+    trainer.train()
 
 
 def build_arguments(

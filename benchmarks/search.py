@@ -6,8 +6,8 @@
 
 The tests: the paragraphs of XQuAD's English questions among all of its paragraphs, and the pairs of held-out documents
 of Wikipedia (both from the folder that CLOZE_DATA names). Encoders are trained on SQuAD's questions, without XQuAD's
-articles, and on pairs of the other documents that have no passage of XQuAD. Every ranking is scored by evaluate.py's
-code. Each row is written at once; the same command goes on after a stop, and measures nothing twice.
+articles, and on pairs of the other documents. Every ranking is scored by evaluate.py's code. Each row is written at
+once; the same command goes on after a stop, and measures nothing twice.
 """
 
 import sys
@@ -19,11 +19,9 @@ if __name__ == "__main__":
 
     begin()
 
-import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,18 +34,26 @@ from benchmarks.recipe_scores import run_script
 from benchmarks.tables import show, summarise_search
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.common.files import read_json, replacing
+from data_prep.common.files import read_json
 from data_prep.common.launchers import World
 from data_prep.common.supervision import hear_signals
-from data_prep.readers.text_pairs import DEV, HELD_OUT, TASK, TASK_TEXT, TRAIN, Pair, spell_pair, write_retrieval
+from data_prep.readers.text_pairs import (
+    DEV,
+    HELD_OUT,
+    TASK,
+    TASK_TEXT,
+    TRAIN,
+    Pair,
+    spell_pair,
+    write_file,
+    write_retrieval,
+)
 from finetuning.running.base import compute_checksum, find_model
 from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.retrieval import BEST, Retrieval
 
 XQUAD = "squad/xquad-dev-v1.1.json"
-WORDS = 8
-"""A pair of Wikipedia with so many words in a row of XQuAD is not trained on."""
 REPEATS = 3
 """Times that each question of SQuAD is in the training data, of which titles and passages are most."""
 SCORED = 500
@@ -82,42 +88,24 @@ def read_squad(path: Path) -> Iterator[tuple[str, Pair]]:
             yield from ((article["title"], (one["question"].strip(), context)) for one in paragraph["qas"])
 
 
-def list_runs_of_words(text: str) -> set[str]:
-    """Lists all WORDS words of a text that follow each other."""
-    words = text.lower().split()
-    return {" ".join(words[begin : begin + WORDS]) for begin in range(len(words) - WORDS + 1)}
-
-
 def write_data(folder: Path, data: Path) -> dict[str, Any]:
     """Writes the test on XQuAD and the training task below a folder that has the pairs of Wikipedia; returns counts."""
     tested = [*read_squad(data / XQUAD)]
-    titles, known = {title for title, _ in tested}, set().union(*(list_runs_of_words(each[1]) for _, each in tested))
-    write_retrieval(folder / "xquad", (pair for _, pair in tested))
-    asked = [pair for title, pair in read_squad(data / SQUAD) if title not in titles]
-    counts = {"SQuAD": len(asked), "times": REPEATS, "Wikipedia": 0, "left out": 0}
-    with replacing(folder / TRAIN) as train, (folder / "wiki" / TRAIN).open("rb") as pairs:
-        train.writelines(REPEATS * [*map(spell_pair, asked)])
-        for line in pairs:
-            row = json.loads(line)
-            is_known = not known.isdisjoint(list_runs_of_words(row["question"]) | list_runs_of_words(row["passage"]))
-            counts["left out" if is_known else "Wikipedia"] += 1
-            train.write(b"" if is_known else line)
-    with replacing(folder / DEV) as dev, (folder / "wiki" / DEV).open("rb") as pairs:
-        dev.writelines(islice(pairs, SCORED))
-    (folder / TASK).write_text(TASK_TEXT)
-    return counts
-
-
-def read_passages(retrieval: Retrieval) -> list[str]:
-    """Reads all passages of a test."""
-    return [text for _, block in retrieval.blocks() for text in block]
+    titles = {title for title, _ in tested}
+    write_retrieval(folder / "xquad", [pair for _, pair in tested])
+    asked = [*map(spell_pair, (pair for title, pair in read_squad(data / SQUAD) if title not in titles))]
+    train, dev = ((folder / "wiki" / name).read_bytes().splitlines(keepends=True) for name in (TRAIN, DEV))
+    write_file(folder / TRAIN, REPEATS * asked + train)
+    write_file(folder / DEV, dev[:SCORED])
+    write_file(folder / TASK, [TASK_TEXT.encode()])
+    return {"SQuAD": len(asked), "times": REPEATS, "Wikipedia": len(train)}
 
 
 def rank_by_bm25(retrieval: Retrieval) -> Array:
     """Ranks by BM25, as bm25s computes it by default, without English stop words."""
     import bm25s
 
-    passages, index = read_passages(retrieval), bm25s.BM25()
+    passages, index = [text for _, block in retrieval.blocks() for text in block], bm25s.BM25()
     cut = partial(bm25s.tokenize, stopwords="en", show_progress=False)
     index.index(cut(passages), show_progress=False)
     asked = cut([*retrieval.queries])
@@ -129,7 +117,7 @@ def rank_by_tfidf(retrieval: Retrieval) -> Array:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     table = TfidfVectorizer()
-    passages = table.fit_transform(read_passages(retrieval)).T
+    passages = table.fit_transform(text for _, block in retrieval.blocks() for text in block).T
     asked = table.transform(retrieval.queries)
     parts = [(asked[begin : begin + 1000] @ passages).toarray() for begin in range(0, asked.shape[0], 1000)]
     return np.concatenate([np.argsort(-part, axis=1, kind="stable")[:, :BEST] for part in parts])
@@ -143,8 +131,7 @@ def rank_by_vectors(model: Path, retrieval: Retrieval) -> Array:
 
 def train(do: Callable[..., None], task: Path, minutes: float, model: Path, rate: str) -> tuple[Path, dict[str, Any]]:
     """Trains a model for some minutes by run_task.py; returns its folder, and what the training was."""
-    with (task.parent / TRAIN).open("rb") as file:
-        rows = sum(1 for _ in file)
+    rows = (task.parent / TRAIN).read_bytes().count(b"\n")
 
     def run(name: str, steps: int) -> dict[str, Any]:
         out = task.parent / f"{model.name}-{name}"
@@ -157,22 +144,6 @@ def train(do: Callable[..., None], task: Path, minutes: float, model: Path, rate
     found = run(f"{minutes:g}-minutes", max(1, steps))
     figures = {name: found[name] for name in ("steps", "seconds", "items_per_second", "dtype")}
     return found["folder"], {"batch": BATCH, "learning_rate": rate, **figures}
-
-
-def make_systems(
-    models: Mapping[str, Path], minutes: float, train_for: Callable[[Path, str], tuple[Path, dict[str, Any]]]
-) -> dict[str, Callable[[], tuple[Rank, dict[str, Any]]]]:
-    """Makes functions, by the name of a system, that return its ranking and how it was trained."""
-
-    def rank_trained(model: Path, rate: str) -> tuple[Rank, dict[str, Any]]:
-        folder, how = train_for(model, rate)
-        return partial(rank_by_vectors, folder), how
-
-    systems = {"BM25": lambda: (rank_by_bm25, {}), "TF-IDF": lambda: (rank_by_tfidf, {})}
-    for name, model in models.items():
-        systems[f"{name}, as it is"] = partial(lambda model: (partial(rank_by_vectors, model), {}), model)
-        systems[f"{name}, trained for {minutes:g} minutes"] = partial(rank_trained, model, RATES[name])
-    return systems
 
 
 def measure(wanted: Search, console: Console) -> None:
@@ -197,11 +168,21 @@ def measure(wanted: Search, console: Console) -> None:
         "tests": {name: f"{len(each.queries):,} of {len(each.places):,}" for name, each in tests.items()},
         "models": {name: checksum_model(model) for name, model in models.items()},
     }
-    goes_on = all(keeper.earlier.get(name) == value for name, value in about.items())
-    rows: list[Mapping[str, Any]] = list(keeper.earlier["rows"]) if goes_on else []
-    systems = make_systems(models, wanted.minutes, partial(train, do, folder / TASK, wanted.minutes))
-    for name in [name for name in systems if name not in {row["system"] for row in rows}]:
-        rank, how = systems[name]()
+    goes_on = about.items() <= keeper.earlier.items()
+    rows: list[dict[str, Any]] = keeper.earlier["rows"] if goes_on else []
+    systems: dict[str, tuple[Rank | None, Path, str]] = {
+        "BM25": (rank_by_bm25, folder, ""),
+        "TF-IDF": (rank_by_tfidf, folder, ""),
+    }
+    for name, model in models.items():
+        systems[f"{name}, as it is"] = (None, model, "")
+        systems[f"{name}, trained for {wanted.minutes:g} minutes"] = (None, model, RATES[name])
+    done = {row["system"] for row in rows}
+    for name, (ranks, model, rate) in systems.items():
+        if name in done:
+            continue
+        model, how = train(do, folder / TASK, wanted.minutes, model, rate) if rate else (model, {})
+        rank = ranks or partial(rank_by_vectors, model)
         scores = {test: asdict(each.score(rank(each))) for test, each in tests.items()}
         rows.append({"system": name, **how, "scores": scores})
         keeper.keep({**about, "rows": rows}, replaces=True)

@@ -9,10 +9,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
@@ -27,6 +26,7 @@ SHARE, MOST_HELD_OUT = 0.05, 20_000_000
 TASK, TRAIN, DEV = "pairs.toml", "train.jsonl", "dev.jsonl"
 HELD_OUT, PASSAGES = "held-out", "passages.jsonl"
 """What is written: a task of run_task.py, a folder in BEIR's form with the pairs of dev, and all passages."""
+TASK_TEXT = f'name = "pairs"\nkind = "embeddings"\ntrain = "{TRAIN}"\ndev = "{DEV}"\n'
 Pair = tuple[str, str]
 
 
@@ -87,50 +87,38 @@ def write_pairs(folder: Path, files: Sequence[SourceFile], problems: Problems) -
     share = min(SHARE, MOST_HELD_OUT / sum(file.size for file in files))
     counts, held_out = Counter[str](), list[Pair]()
 
+    def find_usable(every: BinaryIO) -> Iterator[Document]:
+        for document in read_documents(files, problems):
+            passages = cut_passages(document.passages)
+            every.writelines(spell_row({"title": document.title, "text": text}) for text in passages)
+            usable = bool(pair_texts(document.title, passages))
+            counts["passages"] += len(passages)
+            counts["untitled"] += usable and not document.title.strip()
+            counts["documents" if usable else "too short"] += 1
+            if usable:
+                yield replace(document, passages=passages)
+
     with replacing(folder / TRAIN) as train, replacing(folder / PASSAGES) as every:
-
-        def find_usable() -> Iterator[Document]:
-            for document in read_documents(files, problems):
-                passages = cut_passages(document.passages)
-                every.writelines(spell_row({"title": document.title, "text": text}) for text in passages)
-                usable = bool(pair_texts(document.title, passages))
-                counts["passages"] += len(passages)
-                counts["untitled"] += usable and not document.title.strip()
-                counts["documents" if usable else "too short"] += 1
-                if usable:
-                    yield replace(document, passages=passages)
-
-        for is_held_out, document in divide(find_usable(), share):
+        for is_held_out, document in divide(find_usable(every), share):
             pairs = pair_texts(document.title, document.passages)
             counts["held-out documents"] += is_held_out
+            held_out += pairs if is_held_out else []
+            train.writelines([] if is_held_out else map(spell_pair, pairs))
             counts[DEV if is_held_out else TRAIN] += len(pairs)
-            if is_held_out:
-                held_out += pairs
-            else:
-                train.writelines(map(spell_pair, pairs))
         if not counts[TRAIN]:
-            raise UserError(_explain_lack(counts, problems))
-    with replacing(folder / DEV) as dev:
-        dev.writelines(map(spell_pair, held_out))
+            text = f"--docs: {counts['documents']:,} documents with pairs, and training takes 2: one is held out"
+            short = f"{counts['too short']:,} documents are too short for a pair"
+            raise UserError("\n".join([text, *[short] * bool(counts["too short"]), *problems.skipped[:1]]))
+    write_file(folder / DEV, map(spell_pair, held_out))
     write_retrieval(folder / HELD_OUT, held_out)
-    with replacing(folder / TASK) as task:
-        task.write(TASK_TEXT.encode())
+    write_file(folder / TASK, [TASK_TEXT.encode()])
     return counts
 
 
-TASK_TEXT = f"""\
-name = "pairs"
-kind = "embeddings"
-train = "{TRAIN}"
-dev = "{DEV}"
-"""
-
-
-def _explain_lack(counts: Counter[str], problems: Problems) -> str:
-    """Explains why there is nothing to train on."""
-    text = f"--docs: {counts['documents']:,} documents with pairs, and training takes 2: one is held out"
-    short = f"{counts['too short']:,} documents have no two texts of {SHORTEST} characters, or a title and one"
-    return "\n".join([text, *[short] * bool(counts["too short"]), *problems.skipped[:1]])
+def write_file(path: Path, lines: Iterable[bytes]) -> None:
+    """Writes lines into a file, whole or not at all."""
+    with replacing(path) as file:
+        file.writelines(lines)
 
 
 def spell_pair(pair: Pair) -> bytes:
@@ -138,25 +126,17 @@ def spell_pair(pair: Pair) -> bytes:
     return spell_row({"question": pair[0], "passage": pair[1]})
 
 
-def spell_row(row: dict[str, Any]) -> bytes:
+def spell_row(row: dict[str, str]) -> bytes:
     """Spells a row as a line of JSON."""
     return json.dumps(row, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-def write_retrieval(folder: Path, pairs: Iterable[Pair]) -> None:
+def write_retrieval(folder: Path, pairs: Sequence[Pair]) -> None:
     """Writes pairs as a retrieval test in BEIR's form; equal texts are one query or one document."""
-    queries, corpus = dict[str, str](), dict[str, str]()
-    with ExitStack() as stack:
-        qrels, asked, found = (
-            stack.enter_context(replacing(folder / name))
-            for name in ("qrels/test.tsv", "queries.jsonl", "corpus.jsonl")
-        )
-        qrels.write(b"query-id\tcorpus-id\tscore\n")
-        for question, passage in dict.fromkeys(pairs):
-            if question not in queries:
-                queries[question] = f"q{len(queries)}"
-                asked.write(spell_row({"_id": queries[question], "text": question}))
-            if passage not in corpus:
-                corpus[passage] = f"d{len(corpus)}"
-                found.write(spell_row({"_id": corpus[passage], "title": "", "text": passage}))
-            qrels.write(f"{queries[question]}\t{corpus[passage]}\t1\n".encode())
+    asked, found = (dict.fromkeys(side) for side in zip(*pairs, strict=True))
+    queries, corpus = ({text: str(number) for number, text in enumerate(texts)} for texts in (asked, found))
+    rows = ({"_id": name, "title": "", "text": text} for text, name in corpus.items())
+    write_file(folder / "queries.jsonl", (spell_row({"_id": name, "text": text}) for text, name in queries.items()))
+    write_file(folder / "corpus.jsonl", map(spell_row, rows))
+    lines = dict.fromkeys(f"{queries[question]}\t{corpus[passage]}\t1\n" for question, passage in pairs)
+    write_file(folder / "qrels" / "test.tsv", (line.encode() for line in ("query-id\tcorpus-id\tscore\n", *lines)))

@@ -109,5 +109,5 @@ def test_too_little_text_is_refused_and_nothing_is_left(count: int, tmp_path: Pa
     (tmp_path / "b.jsonl").write_text(json.dumps({"title": "Title", "text": "short"}) + "\n")
     said = run_main(main, "--docs", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--out", tmp_path / "pairs", code=2)
     assert f"{count} documents with pairs" in said
-    assert "1 documents have" in said
+    assert "1 documents are too short" in said
     assert not (tmp_path / "pairs").exists()
