@@ -43,8 +43,9 @@ from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
-from finetuning.prediction import Answer, Fields, FineTuned, Row, Texts, find_fine_tuned, load
-from finetuning.vectors import CHARACTERS, ROWS, OneText, VectorFile
+from finetuning.prediction import Answer, FineTuned, Row, TextFields, Texts, find_fine_tuned, load
+from finetuning.vectors import ROWS, OneText, VectorFile, cut_stretches
+from pretraining.checkpoint.record import list_finished
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
@@ -66,10 +67,10 @@ def predict(wanted: Predict) -> None:
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = f"echo {quote(path)} | python finetuning/predict.py {quote(wanted.model)}"
             raise UserError(f"{path}: {absence(path)}; to ask about a text itself: {asked}")
-    folder = find_fine_tuned(wanted.model)
     if wanted.vectors is not None or wanted.nearest is not None:
-        predict_vectors(wanted, folder)
+        predict_vectors(wanted, wanted.model if list_finished(wanted.model) else find_fine_tuned(wanted.model))
         return
+    folder = find_fine_tuned(wanted.model)
     with open_out(wanted, [folder, *wanted.files]) as out:
         model = load(folder, wanted.dtype)
         names: list[str] = []
@@ -122,16 +123,9 @@ def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[
         at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
         if path == STANDARD_INPUT and sys.stdin.isatty():
             print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-        rows: list[tuple[Asked, Texts]] = []
-        characters = 0
-        for asked, texts in RowReader(model, stream, path, wanted.format).read():
-            rows.append((asked, texts))
-            characters += sum(map(len, texts))
-            if at_once or len(rows) == ROWS or characters >= CHARACTERS:
-                yield answer_rows(model, rows, wanted.with_input)
-                rows, characters = [], 0
-        if rows:
-            yield answer_rows(model, rows, wanted.with_input)
+        rows = RowReader(model, stream, path, wanted.format).read()
+        for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if at_once else ROWS):
+            yield answer_rows(model, stretch, wanted.with_input)
 
 
 def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
@@ -144,7 +138,7 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
 class RowReader:
     """The rows of a file; faults are UserErrors with file and line."""
 
-    def __init__(self, model: Fields, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
+    def __init__(self, model: TextFields, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
         self._model, self._stream, self._path = model, stream, path
         self._name = "standard input" if path == STANDARD_INPUT else str(path)
         usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"

@@ -53,6 +53,7 @@ from pretraining.huggingface.folders import (
     read_task,
 )
 from pretraining.model.batch import CPU
+from pretraining.model.shape import Shape
 from pretraining.processes.group import choose_device
 
 Row = str | Sequence[str] | Mapping[str, Any]
@@ -78,11 +79,7 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     where = choose_device(device, World())
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
-    if dtype == "int8":
-        check_int8(where, model.shape)
-        computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
-    else:
-        computes = choose_dtype(dtype, where)
+    computes = choose_numbers(dtype, where, model.shape)
     served: ServedModel | FeatureModel
     if isinstance(model, TaskModel):
         served = ServedModel(model.convert_for_answers(computes, where), int8=dtype == "int8", graphs=graphs)
@@ -93,6 +90,15 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     kinds: dict[Kind, type[FineTuned]] = {"spans": _Spans, "tags": _Tags, "choice": _Choice}
     kind = kinds.get(head.kind, _Sentences)
     return kind(served, head, Cutter(vocabulary), _build_settings(folder, task, head, length), task, where)
+
+
+def choose_numbers(dtype: Numbers, device: torch.device, shape: Shape) -> torch.dtype:
+    """Chooses the dtype of all that is not computed in 8 bits; UserError where the device or the model does not support
+    the wanted one."""
+    if dtype != "int8":
+        return choose_dtype(dtype, device)
+    check_int8(device, shape)
+    return choose_dtype("fp32" if can_multiply(BYTES) else "auto", device)
 
 
 def find_fine_tuned(folder: Path) -> Path:
@@ -133,7 +139,7 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-class Fields:
+class TextFields:
     """The texts of rows, by their fields."""
 
     usual: ClassVar[tuple[str, ...]] = ()
@@ -162,7 +168,7 @@ class Fields:
 
 
 @dataclass(eq=False)
-class FineTuned(Fields, ABC):
+class FineTuned(TextFields, ABC):
     """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
     logits."""
 

@@ -11,9 +11,8 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,13 +22,10 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table, replacing, sha256, writable, write_json
 from data_prep.common.launchers import World
-from finetuning.flags import Predict
-from finetuning.model.serving import check_int8
-from finetuning.prediction import DIGITS, Fields
+from finetuning.flags import Numbers, Predict
+from finetuning.prediction import DIGITS, TextFields, choose_numbers
 from finetuning.running.base import compute_checksum
-from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.checkpoint.models import StoredModel
-from pretraining.engine.precision import choose_dtype
 from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.retrieval import BLOCK, Ranking, prepare
@@ -38,16 +34,18 @@ ROWS, CHARACTERS = 4096, 1 << 22
 """Texts and characters whose vectors are computed together."""
 NEAREST = 10
 """The number of texts that answer a query."""
+ANSWER = ("rank", "row", "score", "text")
 HEADER = 128
 """Bytes before the vectors of a .npy."""
 
 
-class OneText(Fields):
+class OneText(TextFields):
     """Rows of one text, which other columns may stand beside."""
 
     task = {"fields": ("text",)}  # noqa: RUF012
 
 
+Item = TypeVar("Item")
 Read = Callable[[Path], Iterable[str]]
 """Reads the texts of a file."""
 
@@ -60,16 +58,15 @@ class VectorFile:
         self.texts, self.out, self._read, self._replace = wanted.files[0], wanted.vectors, read, wanted.replace
         if self.out.suffix not in (".npy", ".parquet"):
             raise UserError(f"--vectors {self.out}: should end in .npy or .parquet")
-        device, model, dtype = choose_device("auto", World()), StoredModel.open(str(folder)), wanted.dtype
-        if dtype == "int8":
-            check_int8(device, model.shape)
-            computes = choose_dtype("fp32" if can_multiply(BYTES) else "auto", device)
-        else:
-            computes = choose_dtype("fp32" if dtype == "auto" else dtype, device)
+        device, model = choose_device("auto", World()), StoredModel.open(str(folder))
+        dtype: Numbers = "fp32" if wanted.dtype == "auto" else wanted.dtype
+        computes = choose_numbers(dtype, device, model.shape)
         checksum = compute_checksum(model.vocabulary, model.shape, model.encoder)
         self.embedder = Embedder.open(model, device, computes, in_bytes=dtype == "int8")
-        way = f"{self.embedder.pooling} {self.embedder.length} {dtype}"
-        self._made = {"model": f"{checksum} {way}", "text": f"{sha256(self.texts)} {wanted.format}"}
+        self._made = {
+            "model": f"{checksum} {self.embedder.way} {dtype}",
+            "text": f"{sha256(self.texts)} {wanted.format}",
+        }
         """what the vectors are made of, by the names of messages"""
         self._record = self.out.with_name(f"{self.out.name}.json")
         self._unfinished = self.out.with_name(f".{self.out.name}.part")
@@ -113,9 +110,9 @@ class VectorFile:
         """Writes the vectors of the texts after so many; returns the number of all."""
         file.truncate(HEADER + 4 * done * self.embedder.width)
         file.seek(0, os.SEEK_END)
-        for texts in cut_stretches(itertools.islice(self._read(self.texts), done, None)):
-            name = partial(_name_row, self.texts, done)
-            file.write(prepare(self.embedder.compute(texts), by_dot=True, name=name).tobytes())
+        for texts in cut_stretches(itertools.islice(self._read(self.texts), done, None), len):
+            rows = range(done, done + len(texts))
+            file.write(prepare(self.embedder.compute(texts), True, f"{self.texts}: row", rows).tobytes())
             file.flush()
             os.fsync(file.fileno())
             done += len(texts)
@@ -126,23 +123,19 @@ class VectorFile:
 
     def find_nearest(self, queries: Path) -> Iterator[dict[str, Any]]:
         """Yields for each query the texts with the nearest vectors, by the products of all, or their cosine."""
-        vectors = self._open()
-        by_dot = self.embedder.by_dot
-        for asked in cut_stretches(self._read(queries)):
-            own = prepare(self.embedder.compute(asked), by_dot, partial(_name_row, queries, 0))
+        vectors, by_dot = self._open(), self.embedder.way.by_dot
+        for asked in cut_stretches(self._read(queries), len):
+            own = prepare(self.embedder.compute(asked), by_dot, f"{queries}: query", asked)
             ranking = Ranking(len(asked), NEAREST)
             for first in range(0, len(vectors), BLOCK):
                 block = np.asarray(vectors[first : first + BLOCK])
-                ranking.add_block(own, prepare(block, by_dot, partial(_name_row, self.out, first)), first)
+                ranking.add_block(own, prepare(block, by_dot, f"{self.out}: row", range(first, first + BLOCK)), first)
             wanted = {*ranking.rows.ravel().tolist()}
             texts = {row: text for row, text in enumerate(self._read(self.texts)) if row in wanted}
             for query, rows, scores in zip(asked, ranking.rows.tolist(), ranking.scores.tolist(), strict=True):
-                found = [(row, score) for row, score in zip(rows, scores, strict=True) if row >= 0]
-                nearest = [
-                    {"rank": rank, "row": row, "score": round(score, DIGITS), "text": texts[row]}
-                    for rank, (row, score) in enumerate(found, 1)
-                ]
-                yield {"query": query, "nearest": nearest}
+                best = enumerate(zip(rows, scores, strict=True), 1)
+                found = ((rank, row, round(score, DIGITS), texts[row]) for rank, (row, score) in best if row in texts)
+                yield {"query": query, "nearest": [dict(zip(ANSWER, each, strict=True)) for each in found]}
 
     def _open(self) -> Array:
         """Maps the file of vectors; UserError if it is not the one that was written."""
@@ -160,14 +153,14 @@ class VectorFile:
         return vectors
 
 
-def cut_stretches(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Cuts texts into stretches of so many texts and characters, by the texts after the stretch before alone."""
-    stretch: list[str] = []
+def cut_stretches(rows: Iterable[Item], size: Callable[[Item], int], most: int | None = None) -> Iterator[list[Item]]:
+    """Cuts rows into stretches of at most ROWS, or `most`, and of some CHARACTERS; `size` counts those of a row."""
+    stretch: list[Item] = []
     characters = 0
-    for text in texts:
-        stretch.append(text)
-        characters += len(text)
-        if len(stretch) == ROWS or characters >= CHARACTERS:
+    for row in rows:
+        stretch.append(row)
+        characters += size(row)
+        if len(stretch) == (most or ROWS) or characters >= CHARACTERS:
             yield stretch
             stretch, characters = [], 0
     if stretch:
@@ -189,7 +182,3 @@ def write_parquet(path: Path, vectors: Array) -> None:
             block = np.asarray(vectors[first : first + BLOCK])
             column = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), type=kind)
             writer.write_table(pa.table([pa.array(np.arange(first, first + len(block))), column], schema))
-
-
-def _name_row(path: Path, first: int, row: int) -> str:
-    return f"{path}: row {first + row:,}"

@@ -28,7 +28,7 @@ from pretraining.processes.environment import prepare_process
 prepare_process()
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from data_prep.common.errors import UserError
@@ -43,25 +43,8 @@ from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Filling, continue_text, fill_masks
 from pretraining.scoring.validation import ShardScores, score_shards
 
-
-@dataclass(frozen=True)
-class Answers:
-    """What is asked for."""
-
-    scores: ShardScores | None = None
-    retrieval: RetrievalScores | None = None
-    fillings: list[list[Filling]] = field(default_factory=list)
-    """of each [MASK]"""
-    continuation: str | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        scores = {} if self.scores is None else asdict(self.scores)
-        found = {name: value for name, value in scores.items() if name != "said"}
-        if self.retrieval is not None:
-            found["retrieval"] = asdict(self.retrieval)
-        if self.fillings:
-            found["fillings"] = [[filling._asdict() for filling in row] for row in self.fillings]
-        return found if self.continuation is None else {**found, "continuation": self.continuation}
+Answers = tuple[ShardScores | None, RetrievalScores | None, list[list[Filling]], str | None]
+"""The scores, the fillings of each [MASK], and the continuation, if they are asked for."""
 
 
 def main(arguments: list[str]) -> int:
@@ -91,21 +74,32 @@ def find_answers(wanted: Evaluate) -> Answers:
         scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
     if retrieval is not None:
         embedder = Embedder.open(model, device)
-        found = retrieval.score(retrieval.rank(embedder.compute, embedder.by_dot).rows)
+        found = retrieval.score(retrieval.rank(embedder.compute, embedder.way.by_dot).rows)
     if continuation is not None:
         continuation = continue_text(model, continuation, device)
-    return Answers(scores, found, fillings, continuation)
+    return scores, found, fillings, continuation
+
+
+def _as_json(
+    scores: ShardScores | None, retrieval: RetrievalScores | None, fillings: list[list[Filling]], said: str | None
+) -> dict[str, Any]:
+    """What JSON has of the answers."""
+    found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
+    found |= {} if retrieval is None else {"retrieval": asdict(retrieval)}
+    if fillings:
+        found["fillings"] = [[filling._asdict() for filling in row] for row in fillings]
+    return found if said is None else {**found, "continuation": said}
 
 
 def print_answers(wanted: Evaluate, found: Answers) -> None:
     """Prints the answers, for people or as JSON."""
-    scores, retrieval, continuation = found.scores, found.retrieval, found.continuation
+    scores, retrieval, fillings, continuation = found
     if wanted.json:
-        print(json.dumps(found.as_json(), ensure_ascii=False, indent=1))
+        print(json.dumps(_as_json(*found), ensure_ascii=False, indent=1))
         return
     lines = list[str]()
-    for number, row in enumerate(found.fillings, 1):
-        lines += [f"[MASK] {number}"] * (len(found.fillings) > 1)
+    for number, row in enumerate(fillings, 1):
+        lines += [f"[MASK] {number}"] * (len(fillings) > 1)
         lines += [f"{share:8.2%}  {piece}" for piece, share in row]
     if scores is not None:
         asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ import torch
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
+from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.architectures.declaration import build_encoder, serve_encoder
 from pretraining.checkpoint.models import StoredModel, fetch_together
 from pretraining.huggingface.folders import read_task
@@ -22,28 +24,29 @@ from pretraining.scoring.sentences import PIECES, PIECES_OF_GPU, SentenceCutter
 SIMILARITY = "config_sentence_transformers.json"
 
 
+class Way(NamedTuple):
+    """How the vector of a text is made, and compared."""
+
+    pooling: Pooling
+    length: int
+    """the most pieces of a text that are read"""
+    by_dot: bool = False
+    """whether vectors are to be compared by their products, not by their cosine"""
+
+
 class Embedder:
     """Computes vectors of texts, without padding. On a CPU the layers are those for inference."""
 
-    by_dot = False
-    """whether vectors are to be compared by their products, not by their cosine"""
-
     def __init__(
-        self,
-        encoder: Encoder,
-        cutter: SentenceCutter,
-        pooling: Pooling,
-        length: int,
-        device: torch.device,
-        in_bytes: bool = False,
-        as_it_is: bool = False,
+        self, encoder: Encoder, vocabulary: Vocabulary, way: Way, in_bytes: bool = False, as_it_is: bool = False
     ) -> None:
-        """Takes over an encoder on the device. `length`: the most pieces of a text that it reads. `in_bytes`: layers
-        multiply in 8 bits. One that is `as_it_is` stays so: in evaluation, shared by ranks that call this together."""
-        self.encoder, self.cutter, self.pooling, self.length, self.device = encoder, cutter, pooling, length, device
-        self.width = encoder.shape.hidden
-        self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
-        self._sees_one = pooling.how != "mean"
+        """Takes over an encoder on its device. `in_bytes`: layers multiply in 8 bits. One that is `as_it_is` stays so:
+        in evaluation, shared by ranks that call this together."""
+        self.encoder, self.width, self.way = encoder, encoder.shape.hidden, way
+        self.device = next(encoder.parameters()).device
+        self._cut_texts = SentenceCutter(vocabulary).cut_texts
+        self._together = PIECES_OF_GPU if self.device.type == "cuda" else PIECES
+        self._sees_one = way.pooling.how != "mean"
         self._served = None if as_it_is else serve_encoder(encoder, self._sees_one, in_bytes)
 
     @classmethod
@@ -54,19 +57,16 @@ class Embedder:
         encoder = build_encoder(model.shape)
         encoder.load_state_dict({name: model.encoder[name] for name in encoder.state_dict()})
         encoder = encoder.to(device, dtype).eval().requires_grad_(False)
-        pooling, length, by_dot = read_way(model)
-        found = cls(encoder, SentenceCutter(model.vocabulary), pooling, length, device, in_bytes)
-        found.by_dot = by_dot
-        return found
+        return cls(encoder, model.vocabulary, read_way(model), in_bytes)
 
     def compute(self, texts: Sequence[str]) -> Array:
         """Computes the vectors of texts, (texts, width) in fp32. Longer texts keep their beginning."""
-        cut, vectors = self.cutter.cut_texts(texts), np.empty((len(texts), self.width), np.float32)
-        lengths = np.minimum(cut.lengths, self.length)
+        cut, vectors = self._cut_texts(texts), np.empty((len(texts), self.width), np.float32)
+        lengths = np.minimum(cut.lengths, self.way.length)
         order = np.argsort(lengths, kind="stable")
         ends = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // self._together)) + 1
         for part in np.split(order, ends) if len(order) else []:
-            rows = cut.take(part).rows().shorten(self.length)
+            rows = cut.take(part).rows().shorten(self.way.length)
             vectors[part] = self._compute_batch(rows)
         return vectors
 
@@ -77,15 +77,14 @@ class Embedder:
         if not self._sees_one:
             hidden = self.encoder.encode(batch) if self._served is None else self._served.compute_all(batch)
         else:
-            places = (starts[:-1] if self.pooling.how == "cls" else starts[1:] - 1).long()
+            places = (starts[:-1] if self.way.pooling.how == "cls" else starts[1:] - 1).long()
             compute = self.encoder.encode if self._served is None else self._served.compute_one
             hidden, starts = compute(batch, places), torch.arange(len(starts), device=self.device)
-        return self.pooling.pool(hidden, starts).cpu().numpy()
+        return self.way.pooling.pool(hidden, starts).cpu().numpy()
 
 
-def read_way(model: StoredModel) -> tuple[Pooling, int, bool]:
-    """Reads how a model makes the vector of a text, the most pieces of it that it reads, and whether vectors are to be
-    compared by their products."""
+def read_way(model: StoredModel) -> Way:
+    """Reads how a model makes the vector of a text: as its files for sentence-transformers say, or by the mean."""
     folder = model.folder
     if model.on_hub:
         folder = fetch_together(model.name, [MODULES, f"{POOLING}/{CONFIG}", LENGTH, SIMILARITY], folder.name)
@@ -94,4 +93,4 @@ def read_way(model: StoredModel) -> tuple[Pooling, int, bool]:
     compared = read_table(folder / SIMILARITY).get("similarity_fn_name") if (folder / SIMILARITY).is_file() else None
     if compared not in (None, "cosine", "dot"):
         raise UserError(f"{folder / SIMILARITY}: compares vectors by {compared}; known are cosine and dot")
-    return read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot"
+    return Way(read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot")

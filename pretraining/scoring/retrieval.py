@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +21,7 @@ from data_prep.common.errors import UserError
 from data_prep.readers.tables import read_objects, read_tsv
 
 QUERIES, CORPUS, QRELS = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
+METRICS = {"ndcg_10": "nDCG@10", "recall_100": "recall@100", "mrr_10": "MRR@10"}
 BEST, FIRST = 100, 10
 """The number of ranked passages of a query, and of those whose order counts."""
 BLOCK, TOGETHER = 4096, 1 << 24
@@ -30,6 +30,7 @@ TINY = 1e-12
 """The least length that a vector is divided by."""
 Compute = Callable[[Sequence[str]], Array]
 """Computes the vectors of texts, (texts, width)."""
+Before = Callable[[], None]
 
 
 class Ranking:
@@ -74,23 +75,18 @@ class Ranking:
 
 @dataclass(frozen=True)
 class RetrievalScores:
-    """Scores of a model on a folder, means over queries with their standard errors."""
+    """Scores of a model on a folder by the names of METRICS: means over queries, with their standard errors."""
 
     queries: int
     passages: int
-    ndcg_10: float
-    recall_100: float
-    mrr_10: float
-    ndcg_10_error: float
-    recall_100_error: float
-    mrr_10_error: float
+    scores: dict[str, float]
+    errors: dict[str, float]
 
     def describe(self) -> str:
         """Describes the scores in one line."""
-        values = (self.ndcg_10, self.recall_100, self.mrr_10)
-        errors = (self.ndcg_10_error, self.recall_100_error, self.mrr_10_error)
-        named = zip(("nDCG@10", "recall@100", "MRR@10"), values, errors, strict=True)
-        return "  ".join(f"{name} {value:.4f} ± {error:.4f}" for name, value, error in named)
+        return "  ".join(
+            f"{METRICS[name]} {score:.4f} ± {self.errors[name]:.4f}" for name, score in self.scores.items()
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,27 +139,22 @@ class Retrieval:
             yield first, block
 
     def rank(
-        self,
-        compute: Compute,
-        by_dot: bool = False,
-        before: Callable[[], None] = lambda: None,
-        rank: int = 0,
-        ranks: int = 1,
+        self, compute: Compute, by_dot: bool = False, before: Before = lambda: None, place: tuple[int, int] = (0, 1)
     ) -> Ranking:
         """Finds the best passages of every query by the cosine of vectors, or by their product.
 
-        Each of several ranks reads some of the blocks, so the rankings must be added. `before` is called before each
-        block, equally often on all ranks.
+        Each of several ranks reads some of the blocks, so the rankings must be added; `place` is a rank and the number
+        of them. `before` is called before each block, equally often on all ranks.
         """
         before()
-        vectors = prepare(compute(self.queries), by_dot, lambda row: f"query {self.names[row]!r}")
-        found = self.start_ranking()
+        vectors, found = prepare(compute(self.queries), by_dot, "query", self.names), self.start_ranking()
         for number, (first, texts) in enumerate(self.blocks()):
-            if number % ranks == 0:
+            turn = number % place[1]
+            if turn == 0:
                 before()
-            if number % ranks == rank:
-                passages = prepare(compute(texts), by_dot, partial(self._name_passage, first))
-                found.add_block(vectors, passages, first)
+            if turn == place[0]:
+                rows = range(first + 1, first + len(texts) + 1)
+                found.add_block(vectors, prepare(compute(texts), by_dot, f"{self.corpus}: passage", rows), first)
         return found
 
     def start_ranking(self) -> Ranking:
@@ -172,15 +163,13 @@ class Retrieval:
     def score(self, rows: Array) -> RetrievalScores:
         """Computes the scores of the rows of a ranking."""
         found, count = measure(self.grades, rows), len(self.grades)
-        errors = found.std(axis=1, ddof=min(1, count - 1)) / np.sqrt(count)
-        return RetrievalScores(count, len(self.places), *found.mean(axis=1).tolist(), *errors.tolist())
-
-    def _name_passage(self, first: int, row: int) -> str:
-        return f"{self.corpus}: passage {first + row + 1:,}"
+        scores = {name: float(each.mean()) for name, each in found.items()}
+        errors = {name: float(each.std(ddof=min(1, count - 1)) / np.sqrt(count)) for name, each in found.items()}
+        return RetrievalScores(count, len(self.places), scores, errors)
 
 
-def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
-    """Computes nDCG@10, recall@100 and MRR@10 of every query, (3, queries), from the rows of its best passages."""
+def measure(grades: Sequence[dict[int, int]], rows: Array) -> dict[str, Array]:
+    """Computes the METRICS of every query, (queries,), from the rows of its best passages."""
     gained = np.array([[of.get(row, 0) for row in own] for of, own in zip(grades, rows.tolist(), strict=True)])
     ideal = np.zeros((len(grades), FIRST))
     for number, of in enumerate(grades):
@@ -189,15 +178,15 @@ def measure(grades: Sequence[dict[int, int]], rows: Array) -> Array:
     discounts = 1 / np.log2(np.arange(2, FIRST + 2))
     first = np.where(gained[:, :FIRST] > 0, 1 / np.arange(1, FIRST + 1), 0).max(axis=1)
     recall = (gained > 0).sum(axis=1) / [len(of) for of in grades]
-    return np.stack([gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first])
+    return dict(zip(METRICS, (gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first), strict=True))
 
 
-def prepare(vectors: Array, by_dot: bool, name: Callable[[int], str]) -> Array:
+def prepare(vectors: Array, by_dot: bool, what: str, names: Sequence[str | int]) -> Array:
     """Divides vectors by their lengths, unless they are compared `by_dot`; raises UserError with the name of one that
     is not of finite numbers."""
     finite = np.isfinite(vectors).all(axis=1)
     if not finite.all():
-        raise UserError(f"{name(int(finite.argmin()))}: its vector has NaN or infinite numbers: the model is damaged")
+        raise UserError(f"{what} {names[int(finite.argmin())]}: its vector has NaN or infinity: the model is damaged")
     return vectors if by_dot else vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), TINY)
 
 

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -35,8 +36,9 @@ from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
+from pretraining.processes.group import gather
 from pretraining.reporting.records import EvaluationRecord
-from pretraining.scoring.embedding import Embedder
+from pretraining.scoring.embedding import Embedder, Way
 from pretraining.scoring.pairs import Asked, Pair, PairCount, list_sentences, read_pairs, take_pairs
 from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Scorer, SentenceCutter
@@ -155,7 +157,7 @@ class TrainingPhase:
             lines.append(f"pairs {tally.accuracy:.1%} of {tally.pairs:,}")
         if ends and self._request.retrieval is not None:
             found = score_retrieval(engine, self._request.retrieval, self._request.data, self.longest, before)
-            learns |= {f"retrieval_{name}": getattr(found, name) for name in ("ndcg_10", "recall_100", "mrr_10")}
+            learns |= {f"retrieval_{name}": score for name, score in found.scores.items()}
             lines.append(found.describe())
         if not lines:
             return None
@@ -273,18 +275,13 @@ def score_retrieval(
     mesh, model, shared = engine.mesh, copy_model(engine), engine.mesh.tensor_ranks > 1
     if not shared:
         model = model.float().to(engine.device).eval().requires_grad_(False)
-    cutter = SentenceCutter(read_vocabulary(data))
-    embedder = Embedder(model, cutter, Pooling(), length, engine.device, as_it_is=shared)
+    embedder = Embedder(model, read_vocabulary(data), Way(Pooling(), length), as_it_is=shared)
     engine.deepspeed.eval()
-    own = retrieval.rank(embedder.compute, before=before, rank=mesh.data_rank, ranks=mesh.data_ranks)
+    own = retrieval.rank(embedder.compute, before=before, place=(mesh.data_rank, mesh.data_ranks))
     engine.deepspeed.train()
-    parts = []
-    for array in (own.rows, own.scores):
-        tensor = torch.from_numpy(array).to(engine.device)
-        every = [torch.empty_like(tensor) for _ in range(mesh.data_ranks)]
-        dist.all_gather(every, tensor, group=mesh.data_group)
-        parts.append([each.cpu().numpy() for each in every])
-    found = retrieval.start_ranking()
-    for rows, scores in zip(*parts, strict=True):
-        found.add_ranking(rows, scores)
+    found, done = retrieval.start_ranking(), set[int]()
+    for rank, rows, scores in gather((mesh.data_rank, own.rows.tolist(), own.scores.tolist())):
+        if rank not in done:  # ranks that share a model have the same
+            found.add_ranking(np.array(rows), np.array(scores, np.float32))
+        done.add(rank)
     return retrieval.score(found.rows)

@@ -92,7 +92,7 @@ def test_retrieval_is_scored_at_the_ends_of_phases_as_evaluate_scores_it(run: Pa
     assert len(found) == 2
     assert "nDCG@10" in (run / "export" / "README.md").read_text()
     for model in (run, run / "export"):
-        scores = json.loads(run_main(evaluate.main, model, "--retrieval", retrieval, "--json"))["retrieval"]
+        scores = json.loads(run_main(evaluate.main, model, "--retrieval", retrieval, "--json"))["retrieval"]["scores"]
         np.testing.assert_allclose([scores[name] for name in FIGURES], found[-1], atol=1e-9)
 
 

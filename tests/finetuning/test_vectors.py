@@ -15,6 +15,7 @@ from support.transformers_models import PIECES, change_weights
 from data_prep.common.arrays import Array
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from finetuning import predict, vectors
+from finetuning.flags import Predict
 from pretraining.checkpoint.models import StoredModel
 from pretraining.scoring.embedding import Embedder
 
@@ -72,7 +73,7 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
         for kill in kills:
             allowed += kill
             with pytest.raises(KeyboardInterrupt):
-                predict.predict_vectors(asked_for(model, texts, out), model)
+                predict.predict_vectors(Predict(model, (texts,), vectors=out), model)
             assert not out.exists()
             with (tmp_path / f".{out.name}.part").open("ab") as file:
                 file.write(b"half a row that was not recorded")
@@ -81,10 +82,6 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert out.read_bytes() == whole.read_bytes()
     assert computed == TEXTS
     assert not (tmp_path / f".{out.name}.part").exists()
-
-
-def asked_for(model: Path, texts: Path, out: Path) -> predict.Predict:
-    return predict.Predict(model, (texts,), vectors=out)
 
 
 def test_another_model_or_other_texts_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:
