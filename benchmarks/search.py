@@ -54,11 +54,13 @@ from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.retrieval import BEST, Retrieval
 
 XQUAD = "squad/xquad-dev-v1.1.json"
+FILES = 50
+"""Files of Wikipedia that are read, of half a MB each: ten minutes of training read no more."""
 REPEATS = 3
 """Times that each question of SQuAD is in the training data, of which titles and passages are most."""
 SCORED = 500
 """Pairs of dev on which a trained model is scored at its end."""
-PROBE_STEPS, BATCH = 30, 64
+PROBE_STEPS, BATCH = 10, 64
 """Steps by whose speed the number of steps that fill the minutes is found, and pairs of a step."""
 RATES = {"mini": "5e-4", "MiniLM": "5e-5"}
 """Learning rates of models with and without vectors that were trained before."""
@@ -108,25 +110,28 @@ def rank_by_bm25(retrieval: Retrieval) -> Array:
     passages, index = [text for _, block in retrieval.blocks() for text in block], bm25s.BM25()
     cut = partial(bm25s.tokenize, stopwords="en", show_progress=False)
     index.index(cut(passages), show_progress=False)
-    asked = cut([*retrieval.queries])
-    return np.asarray(index.retrieve(asked, k=min(BEST, len(passages)), show_progress=False)[0])
+    found = index.retrieve(cut([*retrieval.queries]), k=min(BEST, len(passages)), show_progress=False)
+    ranking = retrieval.start_ranking()
+    ranking.add_ranking(*map(np.asarray, found))
+    return ranking.rows
 
 
 def rank_by_tfidf(retrieval: Retrieval) -> Array:
     """Ranks by the cosine of TF-IDF, as scikit-learn computes it by default."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    table = TfidfVectorizer()
-    passages = table.fit_transform(text for _, block in retrieval.blocks() for text in block).T
-    asked = table.transform(retrieval.queries)
-    parts = [(asked[begin : begin + 1000] @ passages).toarray() for begin in range(0, asked.shape[0], 1000)]
-    return np.concatenate([np.argsort(-part, axis=1, kind="stable")[:, :BEST] for part in parts])
+    table, ranking = TfidfVectorizer(), retrieval.start_ranking()
+    passages = table.fit_transform(text for _, block in retrieval.blocks() for text in block)
+    products = (table.transform(retrieval.queries) @ passages.T).toarray()
+    rows = np.argsort(-products, axis=1, kind="stable")[:, : 2 * BEST]
+    ranking.add_ranking(rows, np.take_along_axis(products, rows, axis=1))
+    return ranking.rows
 
 
 def rank_by_vectors(model: Path, retrieval: Retrieval) -> Array:
     """Ranks by the vectors of a model."""
     embedder = Embedder.open(find_model(str(model)), choose_device("auto", World()))
-    return retrieval.rank(embedder.compute, embedder.by_dot).rows
+    return retrieval.rank(embedder.compute, embedder.way.by_dot).rows
 
 
 def train(do: Callable[..., None], task: Path, minutes: float, model: Path, rate: str) -> tuple[Path, dict[str, Any]]:
@@ -154,8 +159,8 @@ def measure(wanted: Search, console: Console) -> None:
     hear_signals()
     folder, keeper = ROOT / "build" / "search", ResultsFile("search", ["torch", "bm25s", "scikit-learn"], wanted.out)
     do = partial(run_script, folder, console)
-    some = data / "wiki" / "AA"  # 45 MB, more than ten minutes of training read
-    do("data_prep/pairs.py", "--docs", some if some.is_dir() else data / "wiki", "--out", folder / "wiki")
+    texts = sorted(path for path in (data / "wiki").rglob("*") if path.is_file())[:FILES]
+    do("data_prep/pairs.py", "--docs", *texts, "--out", folder / "wiki")
     counts, models = write_data(folder, data), {"mini": wanted.model, "MiniLM": wanted.minilm}
     for name, model in models.items():
         if not model.is_dir():

@@ -13,6 +13,8 @@ from typing import Any
 import rich.table
 from rich.console import Console
 
+from pretraining.scoring.retrieval import METRICS
+
 Results = Mapping[str, Any]
 ALONG = ("real_pieces_per_second", "share_of_ceiling", "mb_per_s")
 """Figures of our side that are shown beside the ratios."""
@@ -182,19 +184,12 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
 
 def summarise_search(found: Results) -> Iterator[ResultTable]:
     """Yields the scores of each system on each test."""
-    figures = {"ndcg_10": "nDCG@10", "recall_100": "recall@100", "mrr_10": "MRR@10"}
-    yield build_table(
-        "",
-        [
-            {"system": row["system"]}
-            | {
-                f"{test} {title}": f"{scores[name]:.3f}"
-                for test, scores in row["scores"].items()
-                for name, title in figures.items()
-            }
-            for row in found["rows"]
-        ],
-    )
+    rows = []
+    for row in found["rows"]:
+        tests = {test: each["scores"] for test, each in row["scores"].items()}
+        named = {f"{test}: {METRICS[name]}": value for test, each in tests.items() for name, value in each.items()}
+        rows.append({"system": row["system"], **{name: f"{value:.3f}" for name, value in named.items()}})
+    yield build_table("", rows)
 
 
 def summarise_results(found: Results) -> Iterable[ResultTable]:

@@ -68,13 +68,12 @@ class StandIn:
 def test_each_system_has_a_row_and_a_stop_loses_none(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted = Search(
-        write_bert(tmp_path / "mini", VOCABULARY, positions=128), tmp_path / "none", 1.0, tmp_path / "kept.json"
-    )
+    mini, out = write_bert(tmp_path / "mini", VOCABULARY, positions=128), tmp_path / "kept.json"
+    wanted = Search(mini, tmp_path / "none", 1.0, out)
     monkeypatch.setattr(search, "run_script", StandIn(fails=True))
     with pytest.raises(KeyboardInterrupt):
         measure(wanted, Console(width=200))
-    assert [row["system"] for row in read_results(tmp_path / "kept.json")["rows"]] == [
+    assert [row["system"] for row in read_results(out)["rows"]] == [
         "BM25",
         "TF-IDF",
         "mini, as it is",
@@ -82,17 +81,17 @@ def test_each_system_has_a_row_and_a_stop_loses_none(
     monkeypatch.setattr(search, "rank_by_bm25", None)
     monkeypatch.setattr(search, "run_script", trains := StandIn())
     measure(wanted, Console(width=200))
-    found = read_results(tmp_path / "kept.json")
+    found = read_results(out)
     assert [row["system"] for row in found["rows"]][3:] == ["mini, trained for 1 minutes"]
     assert found["tests"]["XQuAD"] == "3 of 3"
     assert found["training"]["SQuAD"] == 1, "an article of the test is in the training data"
     rows = (tmp_path / "build" / "search" / "train.jsonl").read_text().splitlines()
     assert trains.epochs[1] * len(rows) == pytest.approx(60 * 64)
-    assert found["rows"][0]["scores"]["XQuAD"]["mrr_10"] == 1
+    assert found["rows"][0]["scores"]["XQuAD"]["scores"]["mrr_10"] == 1
     assert found["rows"][2]["scores"] == found["rows"][3]["scores"]
     assert "none: not there, so MiniLM is left out" in capsys.readouterr().out
     [table] = summarise_search(found)
-    assert [row[:2] for row in table.rows][0] == ["BM25", "1.000"]
+    assert [*table.rows[0][:2]] == ["BM25", "1.000"]
 
 
 def test_systems_by_words_rank_the_passage_with_those_words_first(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_systems_by_words_rank_the_passage_with_those_words_first(tmp_path: Path
     write_retrieval(tmp_path, [(word, f"the {word} of {word} and {words[n - 1]}") for n, word in enumerate(words)])
     retrieval = Retrieval.read(tmp_path)
     for rank in (rank_by_bm25, rank_by_tfidf):
-        assert retrieval.score(rank(retrieval)).mrr_10 == 1
+        assert retrieval.score(rank(retrieval)).scores["mrr_10"] == 1
 
 
 def test_without_the_data_it_says_what_is_missing(data: Path) -> None:
