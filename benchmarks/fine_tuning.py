@@ -29,14 +29,28 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
-from benchmarks.embedding_sides import MINILM, PairExercise, run_embeddings, summarise_items
-from benchmarks.embedding_sides import PEER as PAIRS_PEER
-from benchmarks.embedding_sides import write_task as write_pair_task
-from benchmarks.finetuning_sides import PEER, SQUAD, Exercise, Numbers, OurFineTuning, TheirFineTuning
+from benchmarks.finetuning_sides import (
+    DTYPES,
+    MINILM,
+    PAIRS_PEER,
+    PEER,
+    SQUAD,
+    Exercise,
+    Numbers,
+    OurFineTuning,
+    PairExercise,
+    TheirFineTuning,
+    TheirTraining,
+    load_ours,
+    load_theirs,
+    read_sentences,
+    write_pair_task,
+)
 from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
 from benchmarks.peer import find_missing_packages
 from benchmarks.sides import SideSpec, open_sides
@@ -53,6 +67,8 @@ FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 PADDINGS = ("padded", "dynamic")
 EMBEDDINGS = "embeddings"
 """The contest of vectors, with mini, and with MiniLM where its folder is."""
+ALLOWED: dict[Numbers, float] = {"fp32": 1e-3, "autocast": 0.1}
+"""The largest distance of our vectors from the peer's, relative to the longest."""
 DEMO = "demo"
 """Stands for a task on sentences of the demo corpus, in the format of SST-2."""
 STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 32
@@ -109,6 +125,50 @@ def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
 def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     """Returns items a second of both sides, and how many times as fast we are."""
     return {what: summarise_items(turns, exercise.steps * exercise.batch) for what, turns in taken.items()}
+
+
+def train_in_turns(numbers: Numbers, exercise: Exercise) -> Turns:
+    """Lets both sides train in turns; the first turns do not count."""
+    kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
+    if not find_missing_packages(*PAIRS_PEER):
+        kinds[PAIRS_PEER[0]] = SideSpec(partial(TheirTraining, numbers), prepared=False)
+    with open_sides(kinds, exercise) as sides:
+        turns = {name: partial(side.ask, "train") for name, side in sides.items()}
+        return alternate(turns, exercise.epochs - 1, 1)
+
+
+def encode_in_turns(numbers: Numbers, model: Path, sentences: Sequence[str], rounds: int) -> Turns:
+    """Lets both sides compute the vectors of the same sentences in turns, after these have been compared."""
+    kinds = {OURS: SideSpec(partial(load_ours, numbers), small_steps=True)}
+    if not find_missing_packages(PAIRS_PEER[0]):
+        kinds[PAIRS_PEER[0]] = SideSpec(partial(load_theirs, numbers), prepared=False)
+    with open_sides(kinds, model, sentences) as sides:
+        ours, *theirs = (side.ask("encode") for side in sides.values())
+        for vectors in theirs:
+            away = np.abs(ours - vectors).max() / np.linalg.norm(vectors, axis=1).max()
+            assert away <= ALLOWED[numbers], f"vectors are {away:.2g} away from those of {PAIRS_PEER[0]}"
+        return alternate({name: partial(side.ask, "encode") for name, side in sides.items()}, rounds)
+
+
+def summarise_items(turns: Turns, items: int) -> dict[str, Any]:
+    """Returns items a second of both sides, and how many times as fast we are."""
+    medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
+    found: dict[str, Any] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
+    for ratio in turns.compute_ratios().values():  # there is one peer at most
+        found["times_as_fast"] = ratio
+    return found
+
+
+def run_embeddings(exercise: PairExercise) -> dict[str, Any]:
+    """Runs the contest of vectors with each type of numbers."""
+    sentences, against = read_sentences(), dict[str, Any]()
+    rounds, pairs = exercise.epochs - 1, exercise.steps * exercise.batch
+    for each in DTYPES:
+        against[each] = {
+            "training": summarise_items(train_in_turns(each, exercise), pairs),
+            "encoding": summarise_items(encode_in_turns(each, exercise.model, sentences, rounds), len(sentences)),
+        }
+    return {"batch": exercise.batch, "steps": exercise.steps, "sentences": len(sentences), "against": against}
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:

@@ -1,10 +1,11 @@
-"""Sides of the contests of fine-tuning: our loop, and transformers' Trainer with the same items and settings."""
+"""Sides of the contests of fine-tuning: our loop, and transformers' Trainer with the same items and settings. For
+embeddings sentence-transformers' trainer, and both ways to compute the vectors of sentences."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
@@ -15,17 +16,23 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from benchmarks.measure import ROOT, find_data_folder
 from benchmarks.peer import pad_inputs, silence_transformers
 from benchmarks.sides import Answer
+from benchmarks.texts import read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
+from data_prep.readers.reader import Problems
+from data_prep.readers.sources import find_files
+from data_prep.readers.text_pairs import TASK, write_pairs
 from finetuning.inputs import Cutter, Encoded, Items
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.loop import Tuner
 from finetuning.running.outputs import compute_outputs
 from finetuning.settings import FineTuning, load_settings
 from finetuning.tasks.glue import open_glue
+from finetuning.tasks.own import open_own
 from finetuning.tasks.squad import open_squad
 from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.weights import TaskHead
@@ -35,12 +42,21 @@ from pretraining.processes.context import Context
 from pretraining.processes.group import choose_device, connect, default_threads, disconnect
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
+from pretraining.scoring.embedding import Embedder
 
 SQUAD = "squad/train-v1.1_subset_44articles.json"
 PEER = ("transformers", "accelerate")
 """Packages of the peer."""
 Numbers = Literal["autocast", "fp32"]
 """The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
+
+MINILM = ROOT / "build" / "all-MiniLM-L6-v2"
+"""Folder of sentence-transformers' model, which takes part where it is there."""
+PAIRS_PEER = ("sentence_transformers", "datasets", "accelerate")
+"""Packages of the peer of embeddings."""
+DTYPES: dict[Numbers, torch.dtype] = {"fp32": torch.float32, "autocast": torch.bfloat16}
+TOGETHER, SENTENCES = 32, 872
+"""Sentences of a batch of the peer, its usual number, and of a turn: those of SST-2's dev."""
 
 
 @contextmanager
@@ -270,3 +286,103 @@ def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]
     for place, label in enumerate(labels):
         rows[place // len(names)][names[place % len(names)]] = label
     return rows
+
+
+class PairExercise(Exercise):
+    """Epochs of training on pairs of titles and passages, as pairs.py makes them."""
+
+    @property
+    def batch(self) -> int:
+        """Pairs of a batch, whose passages are each other's negatives."""
+        return 64
+
+    def find(self, setup: Setup) -> Task:
+        """Opens the task with all of its items."""
+        return open_own(self.data / TASK, setup)
+
+
+def write_pair_task(folder: Path) -> Path:
+    """Writes a task of pairs of text in the folder that CLOZE_DATA names, or of the demo corpus; returns its folder."""
+    text = find_data_folder() / "wiki" / "AA"
+    problems = Problems("skip")
+    write_pairs(folder, find_files([str(text) if text.is_dir() else "demo"], problems=problems), problems)
+    return folder
+
+
+def read_sentences() -> list[str]:
+    """Reads the sentences of SST-2's dev, or as many of the demo corpus."""
+    path = find_data_folder() / "glue" / "SST-2" / "dev.tsv"
+    if path.is_file():
+        return [row.partition("\t")[0] for row in path.read_text().splitlines()[1:]]
+    return [sentence for sentence, _ in zip(read_demo_sentences(), range(SENTENCES), strict=False)]
+
+
+@dataclass(frozen=True)
+class TheirTraining:
+    """sentence-transformers' trainer with its loss of in-batch negatives, and batches of like lengths."""
+
+    numbers: Numbers
+    exercise: Exercise
+
+    def take_turns(self, answer: Answer) -> None:
+        """Trains for all epochs."""
+        silence_transformers()
+        from datasets import Dataset, disable_progress_bars
+        from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
+        from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
+        from sentence_transformers.base.sampler import DefaultBatchSampler
+        from transformers.trainer_pt_utils import LengthGroupedSampler
+
+        disable_progress_bars()
+        steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
+        torch.set_num_threads(default_threads(World()))
+        chosen: Any = task.train
+        texts = [[column[number] for number in chosen.numbers] for column in chosen.items.texts]
+        lengths = chosen.items.encode(chosen.numbers).sequences.pieces.lengths.reshape(-1, 2).sum(1).tolist()
+
+        def group_lengths(_: Any, batch_size: int, drop_last: bool, **__: Any) -> Any:
+            sampler = LengthGroupedSampler(batch_size, lengths=lengths)
+            return DefaultBatchSampler(sampler, batch_size=batch_size, drop_last=drop_last)
+
+        model = SentenceTransformer(str(self.exercise.model))
+        model.max_seq_length = settings.length
+        loss = losses.MultipleNegativesRankingLoss(model, scale=1 / settings.embeddings.temperature)
+        with tempfile.TemporaryDirectory() as folder:
+            more: dict[str, Any] = {"kind": Arguments, "batch_sampler": group_lengths}
+            arguments = build_arguments(settings, Path(folder), self.numbers, grouped=False, **more)
+            rows = Dataset.from_dict(dict(zip(("question", "passage"), texts, strict=True)))
+            trainer = SentenceTransformerTrainer(model, arguments, train_dataset=rows, loss=loss)
+            run_epochs(trainer, steps, answer)
+
+
+@dataclass(frozen=True)
+class SentenceEncoder:
+    """Computes the vectors of the same sentences again and again."""
+
+    compute: Callable[[Sequence[str]], Array]
+    sentences: Sequence[str]
+
+    def encode(self) -> Array:
+        """Computes the vectors of all sentences."""
+        return self.compute(self.sentences)
+
+
+def load_ours(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SentenceEncoder:
+    """Loads a model as predict.py does for vectors."""
+    torch.set_num_threads(default_threads(World()))
+    embedder = Embedder.open(find_model(str(model)), choose_device("auto", World()), DTYPES[numbers])
+    return SentenceEncoder(embedder.compute, sentences)
+
+
+def load_theirs(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SentenceEncoder:
+    """Loads a model into sentence-transformers."""
+    silence_transformers()
+    from sentence_transformers import SentenceTransformer
+
+    torch.set_num_threads(default_threads(World()))
+    encoder = SentenceTransformer(str(model), model_kwargs={"dtype": DTYPES[numbers]})
+
+    def compute(texts: Sequence[str]) -> Array:
+        return np.asarray(encoder.encode([*texts], batch_size=TOGETHER, convert_to_tensor=True).float().cpu())
+
+    return SentenceEncoder(compute, sentences)

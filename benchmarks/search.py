@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.embedding_sides import MINILM
-from benchmarks.finetuning_sides import SQUAD
+from benchmarks.finetuning_sides import MINILM, SQUAD
 from benchmarks.measure import ROOT, ResultsFile, find_data_folder, run_command
 from benchmarks.recipe_scores import run_script
 from benchmarks.tables import show, summarise_search

@@ -11,9 +11,8 @@ from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks import fine_tuning
 from benchmarks.contests import Turns
-from benchmarks.embedding_sides import PairExercise, run_embeddings
-from benchmarks.fine_tuning import find_contests
-from benchmarks.finetuning_sides import Exercise, ItemSubset, encode_rows
+from benchmarks.fine_tuning import find_contests, run_embeddings
+from benchmarks.finetuning_sides import Exercise, ItemSubset, PairExercise, encode_rows
 from data_prep.common.errors import UserError
 from data_prep.readers.text_pairs import TASK, TASK_TEXT
 from finetuning.inputs import Ragged
