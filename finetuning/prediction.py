@@ -41,6 +41,7 @@ from finetuning.tasks.spans import TextWindows, find_answers
 from finetuning.tasks.swag import Endings
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.weights import Kind, TaskHead
+from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.precision import choose_dtype
 from pretraining.huggingface.folders import (
     CONFIG,
@@ -55,14 +56,16 @@ from pretraining.huggingface.folders import (
 from pretraining.model.batch import CPU
 from pretraining.model.shape import Shape
 from pretraining.processes.group import choose_device
+from pretraining.scoring.embedding import Embedder
 
 Row = str | Sequence[str] | Mapping[str, Any]
 Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
 Device = Literal["auto", "cpu", "cuda"]
 Answer = dict[str, Any]
+VECTORS = TaskHead("embeddings")
 FIGURES = 9
-"""Significant digits of a score: enough to distinguish neighbouring fp32 values."""
+"""Significant digits of a number: enough to distinguish neighbouring fp32 values."""
 DIGITS = 6
 """Decimals of a probability."""
 ANSWER_LENGTH = 384
@@ -77,6 +80,8 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     """
     folder = find_fine_tuned(Path(folder))
     where = choose_device(device, World())
+    if (folder / CONFIG).exists() and read_head(folder) == VECTORS:
+        return _open_vectors(folder, dtype, where)
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     computes = choose_numbers(dtype, where, model.shape)
@@ -92,13 +97,19 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     return kind(served, head, Cutter(vocabulary), _build_settings(folder, task, head, length), task, where)
 
 
-def choose_numbers(dtype: Numbers, device: torch.device, shape: Shape) -> torch.dtype:
-    """Chooses the dtype of all that is not computed in 8 bits; UserError where the device or the model does not support
-    the wanted one."""
+def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.dtype:
+    """Chooses the numbers in which a model computes, but for those of layers in 8 bits."""
     if dtype != "int8":
-        return choose_dtype(dtype, device)
-    check_int8(device, shape)
-    return choose_dtype("fp32" if can_multiply(BYTES) else "auto", device)
+        return choose_dtype(dtype, where)
+    check_int8(where, shape)
+    return choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
+
+
+def _open_vectors(folder: Path, dtype: Numbers, where: torch.device) -> FineTuned:
+    """Opens a model that makes vectors of texts."""
+    stored = StoredModel.open(str(folder))
+    embedder = Embedder.open(stored, where, choose_numbers(dtype, where, stored.shape), dtype == "int8")
+    return _Vectors(embedder, VECTORS, Cutter(stored.vocabulary), FineTuning(), read_task(folder), where)
 
 
 def find_fine_tuned(folder: Path) -> Path:
@@ -172,7 +183,7 @@ class FineTuned(TextFields, ABC):
     """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
     logits."""
 
-    model: ServedModel | FeatureModel
+    model: ServedModel | FeatureModel | Embedder
     head: TaskHead
     cutter: Cutter
     settings: FineTuning
@@ -196,6 +207,7 @@ class FineTuned(TextFields, ABC):
     @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
         """Computes the logits of items, in batches of sequences of like lengths."""
+        assert not isinstance(self.model, Embedder), "its vectors need no batches of items"
         device = CPU if isinstance(self.model, ServedModel) else self.device  # it copies batches itself
         parts = list(iterate_logits(self.model.logits, self.head.kind, items, device))
         nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
@@ -250,6 +262,24 @@ class _Sentences(FineTuned):
         best = [names[number] for number in said]
         pairs = zip(best, named, strict=True)
         return [{"label": name, "probability": row[name], "probabilities": row} for name, row in pairs]
+
+
+class _Vectors(FineTuned):
+    """The vector of a text."""
+
+    usual = ("text",)
+
+    def make_items(self, rows: Sequence[Texts]) -> SentenceItems:
+        return SentenceItems(self.cutter, self.settings.length, tuple(zip(*rows, strict=True)), None)
+
+    def logits(self, items: Items) -> Ragged:
+        assert isinstance(self.model, Embedder)
+        assert isinstance(items, SentenceItems)
+        return Ragged(self.model.compute(items.texts[0]), np.arange(1, len(items) + 1))
+
+    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
+        spelled = ([float(f"{value:.{FIGURES}g}") for value in vector] for vector in outputs.values.tolist())
+        return [{"vector": vector} for vector in spelled]
 
 
 class _Choice(FineTuned):

@@ -19,14 +19,19 @@ if __name__ == "__main__":
     begin_rank(TaskFlags)
 
 from data_prep.common.errors import UserError
-from finetuning.flags import TaskFlags
+from finetuning.flags import Suite, TaskFlags
 from finetuning.session.session import run
-from finetuning.tasks.own import open_own
+from finetuning.tasks.own import open_own, read_own
 from finetuning.tasks.task import Setup, Task
 
 
 class RunTask(TaskFlags):
     """Reads tasks of one's own."""
+
+    def suite(self) -> Suite:
+        """Names the recipes: vectors are trained with other values than the rest."""
+        of_vectors = bool(self.tasks) and all(read_own(task).kind == "embeddings" for task in self.tasks)
+        return Suite("own", "embeddings") if of_vectors else super().suite()
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files of the tasks."""

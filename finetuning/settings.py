@@ -71,7 +71,7 @@ class Tags(Section):
     """Fill the sequence with neighbouring sentences of the same document, which are not scored twice."""
 
 
-class Embeddings(Section):
+class EmbeddingSettings(Section):
     """Vectors of texts, trained by texts that belong together."""
 
     pooling: Literal["mean", "cls", "last"] | None = None
@@ -162,7 +162,7 @@ class FineTuning(Computing):
     """Questions whose answers are spans of a text."""
     tags: Tags = Tags()
     """A tag for each word."""
-    embeddings: Embeddings = Embeddings()
+    embeddings: EmbeddingSettings = EmbeddingSettings()
     """Vectors of texts."""
     features: Features = Features()
     """Frozen activations instead of fine-tuning."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from finetuning.model.heads import Output, TaskBatch
-from finetuning.settings import Embeddings
+from finetuning.settings import EmbeddingSettings
 from pretraining.architectures.declaration import find_architecture
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, seed_step
@@ -54,14 +54,13 @@ class Contrast:
     def __init__(
         self,
         engine: Engine,
-        settings: Embeddings,
+        settings: EmbeddingSettings,
         batches: StepBatches[TaskBatch],
         seeds: Seeds,
-        mark: Callable[[], None],
+        mark: Callable[[], None] = lambda: None,
     ):
         """Computes the vectors of several micro-batches in a first pass, with the dropout of the second one."""
         self.settings, self.mark = settings, mark
-        self.micro = iter(batches.micro)
         self.found: Iterator[tuple[Tensor, Tensor]] | None = None
         if len(batches.micro) > 1:
             seed_step(engine, seeds)
@@ -87,7 +86,8 @@ class Contrast:
         choices = batches.micro[0].choices
         own = [each for each, has in zip(vectors, labelled, strict=True) if has]
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
-        mine = torch.cat([vectors[0][:0], *own]).view(-1, choices, vectors[0].shape[1])
+        whole = torch.cat([vectors[0][:0], *own])
+        mine = whole.view(len(whole) // choices, choices, whole.shape[1])
         answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
         self.mark()
         counts, every = gather_rows(mine)
@@ -102,7 +102,7 @@ class Contrast:
         return found
 
 
-def compute_contrast(vectors: Tensor, labels: Tensor, settings: Embeddings) -> tuple[Tensor, Tensor]:
+def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSettings) -> tuple[Tensor, Tensor]:
     """Computes the loss of vectors (n, c, H) and its gradient. `labels`, in fp64: numbers of texts (n, c), equal for
     equal texts; or scores (n, 1). Each of the Matryoshka widths adds a loss of its own."""
     with torch.enable_grad():
@@ -110,13 +110,13 @@ def compute_contrast(vectors: Tensor, labels: Tensor, settings: Embeddings) -> t
         total = torch.zeros((), device=leaf.device)
         for width in settings.widths or (leaf.shape[2],):
             for part in _compute_parts(leaf, width, labels, settings):
-                part.backward()
+                torch.autograd.backward(part)
                 total += part.detach()
     assert leaf.grad is not None
     return total, leaf.grad
 
 
-def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: Embeddings) -> Iterator[Tensor]:
+def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: EmbeddingSettings) -> Iterator[Tensor]:
     """Yields the parts of a loss that are computed one after another, to save memory."""
     if labels.shape[1] == 1:
         yield compute_cosent(_cut(vectors, width), labels[:, 0], settings.temperature)
@@ -130,7 +130,7 @@ def _cut(vectors: Tensor, width: int) -> Tensor:
     return F.normalize(vectors[:, :, :width], dim=2)
 
 
-def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embeddings) -> Tensor:
+def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:
     """Computes these rows' part of the mean cross-entropy of choosing each question's passage among all; if symmetric,
     its mean with that of choosing each passage's question."""
     questions, passages = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
@@ -140,7 +140,7 @@ def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embe
     loss = F.cross_entropy(logits, right, reduction="sum")
     if settings.symmetric:
         back = find_same(texts[:, [1, 0]], rows)
-        logits = (passages[rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
+        logits = (passages[: len(vectors)][rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
         loss = 0.5 * (loss + F.cross_entropy(logits, right, reduction="sum"))
     return loss / len(vectors)
 

@@ -23,6 +23,7 @@ from pretraining.architectures.declaration import find_architecture, serve_encod
 from pretraining.architectures.weights import Kind
 from pretraining.devices import cpu_has_int8
 from pretraining.model import cpu_kernels as kernels
+from pretraining.model.cuda_graphs import capture, describe_failure
 from pretraining.model.shape import Shape
 
 TEXTS, LENGTHS = (1, 8), (32, 64, 128, 384)
@@ -106,14 +107,14 @@ class Graphs:
         filled.write(batch)
         found = self.take(self.compute(filled.batch), batch)
         try:
-            replay = self.capture(filled.batch)
+            replay, self.pool = capture(lambda: self.compute(filled.batch), self.pool)
             same = torch.equal(self.take(replay(), batch), found)
         except RuntimeError as error:
-            self.give_up(str(error.__context__ or error).split("\n")[0])
+            self.give_up(describe_failure(error))
         else:
             self.captured[filled.shape] = filled, replay
             if not same and bool(found.isfinite().all()):
-                self.give_up("a graph does not give the same bits")
+                self.give_up("CUDA graphs do not give the same bits here")
         return found
 
     def take(self, logits: Tensor, batch: TaskBatch) -> Tensor:
@@ -121,24 +122,10 @@ class Graphs:
         own = logits[-len(batch.pieces if self.kind == "spans" else batch.lengths) :].cpu()
         return own.view(-1, batch.choices) if self.kind == "choice" else own
 
-    def capture(self, batch: TaskBatch) -> Callable[[], Tensor]:
-        """Captures what computes a batch; the result computes its logits again, from what is then in its tensors."""
-        graph: Any = torch.cuda.CUDAGraph()
-        here: Any = torch.cuda.stream(torch.cuda.current_stream())  # a capture that fails leaves another one current
-        with here, torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            logits = self.compute(batch)
-        self.pool = graph.pool()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return logits
-
-        return replay
-
     def give_up(self, reason: str) -> None:
         """Says why from now on all kernels are started one by one, and lets the graphs go."""
         self.failed, self.captured = True, {}
-        warnings.warn(f"CUDA graphs do not work here ({reason}): short texts take longer", stacklevel=2)
+        warnings.warn(f"{reason}: short texts take longer", stacklevel=2)
 
 
 def check_int8(device: torch.device, shape: Shape) -> None:

@@ -102,6 +102,18 @@ class Base:
             cure = "name the run or the export of its pre-training"
             raise UserError(f"language_loss: {model.name} has no language head; {cure}")
 
+    def require_vectors(self, settings: FineTuning) -> None:
+        """Refuses settings with which the model cannot learn vectors of texts."""
+        for name in ("features.layers", "bilstm.hidden", "language_loss"):
+            section, _, key = name.rpartition(".")
+            if getattr(getattr(settings, section) if section else settings, key):
+                raise UserError(f'{name}: kind = "embeddings" trains the vectors of the model itself; leave it out')
+        if 1 in (settings.batch, *settings.search.batches):
+            raise UserError("batch = 1: one row has no negatives; take --batch 64, and --micro_batch 1 to save memory")
+        whole = self.model.shape.hidden
+        if wide := [width for width in settings.embeddings.widths if width > whole]:
+            raise UserError(f"embeddings.widths: {wide[0]}: a vector of {self.model.name} has {whole} values")
+
     def list_doubts(self, settings: FineTuning) -> Iterator[str]:
         """Lists doubts for the user: sequences longer than in pre-training."""
         name, longest = self.model.name, self.model.trained

@@ -53,6 +53,8 @@ def keep_model(
     for split, output in outputs.items():
         task.write_predictions(split, output, run.folder / PREDICTIONS)
     use = {"task": task.name, **task.describe_use(next(iter(outputs.values())))}
+    if task.head.kind == "embeddings":
+        use["widths"] = list(settings.embeddings.widths)
     if settings.features.layers or settings.bilstm.hidden:
         _write_without_class(run, base, shape, weights, use)
     else:
@@ -72,7 +74,8 @@ def _write_fine_tuned(
         scores=kept.scores,
         settings={name: getattr(settings, name) for name in TOLD},
     )
-    card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made)
+    widths = settings.embeddings.widths
+    card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made, widths)
     with replacing_folder(run.folder / MODEL) as unfinished:
         pooling = choose_pooling(base.model, settings) if head.kind == "embeddings" else None
         write_fine_tuned(unfinished, shape, head, weights, vocabulary, card, use, settings.length, pooling)
@@ -161,7 +164,9 @@ def _read_features(
     if any(checksums):
         changed = names[checksums.index(True)]
         raise UserError(f"{folder}: {changed} is not the model that it learned on; put that one back")
-    return base.build_model(head, settings), base.model.vocabulary
+    model = base.build_model(head, settings)
+    assert isinstance(model, FeatureModel)
+    return model, base.model.vocabulary
 
 
 def _find_lasting_name(model: StoredModel) -> str:

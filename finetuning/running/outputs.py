@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import SharedError, UserError
+from data_prep.common.files import read_table
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
@@ -37,6 +38,7 @@ from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import choose_dtype
 from pretraining.engine.step import GivenUpError
 from pretraining.huggingface.folders import read_task
+from pretraining.huggingface.pooling import LENGTH
 from pretraining.processes.context import Context
 from pretraining.processes.group import exchange, gather, shared_errors
 from pretraining.processes.stopping import StoppedError
@@ -164,8 +166,10 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
 
 
 def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Lists the overrides that repeat a fine-tuned model's layout of text, but for those that are given."""
-    known, given = read_task(folder), {*map(dotted, parse_overrides(overrides)[0])}
+    """Lists the overrides that repeat the layout of text of a fine-tuned model, or of one of sentence-transformers, but
+    for those that are given."""
+    limit = read_table(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
+    known, given = {"length": limit, **read_task(folder)}, {*map(dotted, parse_overrides(overrides)[0])}
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]
 

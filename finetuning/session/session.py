@@ -122,6 +122,7 @@ class Session:
             for name in ("from_scratch", "seeds", "learning_rate", "search.learning_rates", "batch", "epochs"):
                 if getattr(flags, name, name in given):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
+        if flags.evaluate or recipe == "embeddings":
             self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         self.base.require_fit(self.settings)
@@ -147,6 +148,8 @@ class Session:
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         self.runs = {}
         for task in self.tasks:
+            if task.head.kind == "embeddings":
+                self.base.require_vectors(self.settings)
             asks_model = task.answer_without_model() is None
             if asks_model and self.flags.evaluate:
                 find_order(task.head, self.model)

@@ -17,9 +17,10 @@ from data_prep.readers.tables import TextTable
 from finetuning.inputs import Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import Certainty, bootstrap_spreads
-from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions, read_scores
-from finetuning.tasks.task import PieceLengths, Seen, Setup
+from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
+from finetuning.tasks.task import PieceLengths, Seen
 from pretraining.architectures.weights import TaskHead
+from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, measure
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -45,8 +46,10 @@ class EmbeddingItems(SentenceItems):
 class EmbeddingTask(SentenceTask):
     """A task of vectors. Without scores, its labels are numbers of texts, equal for equal texts."""
 
-    widths: tuple[int, ...] = ()
-    """The Matryoshka widths, of which a user of the model may choose."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.has_scores and self.train.labels is not None:
+            self.notes += tuple(count_equal_texts(self.train.labels))
 
     @property
     def has_scores(self) -> bool:
@@ -99,8 +102,8 @@ class EmbeddingTask(SentenceTask):
             file.write(format_predictions(TaskHead("score"), cosines[:, None]))
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
-        """Describes the layout of text, and the widths of vectors."""
-        return {"kind": self.head.kind, "length": self.train.length, "widths": list(self.widths)}
+        """Describes the layout of text."""
+        return {"kind": self.head.kind, "length": self.train.length}
 
 
 def normalize(vectors: Array) -> Array:
@@ -111,27 +114,20 @@ def normalize(vectors: Array) -> Array:
 def _compare_vectors(outputs: Ragged, items: int) -> Array:
     """Computes the cosine of the first two vectors of each item."""
     vectors = normalize(outputs.values).reshape(items, -1, outputs.values.shape[1])
-    return np.einsum("nh,nh->n", vectors[:, 0], vectors[:, 1])
+    return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
 
 
 def _average(found: Mapping[str, Array], chosen: Array) -> dict[str, float]:
     return {name: float(values[chosen].mean()) for name, values in found.items()}
 
 
-def read_items(
-    tables: Mapping[str, TextTable], fields: Sequence[str], label: str, setup: Setup
-) -> tuple[dict[str, EmbeddingItems], tuple[str, ...]]:
-    """Reads the items of each split, and the figures, the default first. `fields`: columns of texts; `label`: the
-    column of scores, empty for none."""
-    items = {}
-    for split, table in tables.items():
-        texts = tuple(map(table.column, fields))
-        for column, own in zip(fields, texts, strict=True):
-            if (empty := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
-                table.fail(empty, f"{column} is empty: each text needs one that belongs to it; leave the row out")
-        labels = read_scores(table, label) if label else number_texts(texts)
-        items[split] = EmbeddingItems(setup.cutter, setup.settings.length, texts, labels)
-    return items, SCORED if label else RANKED
+def read_texts(table: TextTable, fields: Sequence[str]) -> tuple[list[str], ...]:
+    """Reads columns of texts, none of them empty."""
+    texts = tuple(map(table.column, fields))
+    for column, own in zip(fields, texts, strict=True):
+        if (empty := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
+            table.fail(empty, f"{column} is empty: each text needs one that belongs to it; leave the row out")
+    return texts
 
 
 def number_texts(texts: Sequence[Sequence[str]]) -> Array:
@@ -141,26 +137,24 @@ def number_texts(texts: Sequence[Sequence[str]]) -> Array:
     return np.array(found, np.int64).reshape(-1, len(texts))
 
 
-def count_equal_texts(items: EmbeddingItems) -> list[str]:
-    """Makes a note on the items that have a text in common with others."""
-    assert items.labels is not None
-    counts = np.bincount(items.labels.ravel())
-    shared = int((counts[items.labels] > 1).any(1).sum())
+def count_equal_texts(numbers: Array) -> list[str]:
+    """Makes a note on the rows of numbers of texts that have one in common with others."""
+    shared = int((np.bincount(numbers.ravel())[numbers] > 1).any(1).sum())
     rule = "equal texts, and those of equal questions, are never negatives of each other"
-    return [f"{shared:,} of {len(items):,} training rows have a text that occurs again: {rule}"] if shared else []
+    return [f"{shared:,} of {len(numbers):,} training rows have a text that occurs again: {rule}"] if shared else []
 
 
 def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
-    known, first = np.unique(labels[:, 1:], return_index=True)
-    corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[first]
-    asked, index = np.unique(labels[:, 0], return_index=True)
-    scores = vectors[index, 0] @ corpus.T
-    found: dict[str, list[float]] = {name: [] for name in RANKED}
-    for row, text in zip(scores, asked, strict=True):
-        right = np.isin(known, labels[labels[:, 0] == text, 1])
-        hits = np.flatnonzero(right[np.argsort(-row, kind="stable")])
-        gains = 1 / np.log2(np.arange(10) + 2)
-        found["mrr@10"].append(1 / (hits[0] + 1) if hits[0] < 10 else 0.0)
-        found["ndcg@10"].append(gains[hits[hits < 10]].sum() / gains[: len(hits)].sum())
-        found["recall@100"].append((hits < 100).mean())
-    return {name: np.array(values) for name, values in found.items()}
+    """Computes the figures of each different question: how near to it its passages are, among all different passages.
+    `labels` (n, c): numbers of texts, and their normalized `vectors` (n, c, H)."""
+    asked, questions, of_items = np.unique(labels[:, 0], return_index=True, return_inverse=True)
+    _, passages, places = np.unique(labels[:, 1:], return_index=True, return_inverse=True)
+    grades: list[dict[int, int]] = [{} for _ in asked]
+    for question, passage in zip(of_items.tolist(), places.reshape(len(labels), -1)[:, 0].tolist(), strict=True):
+        grades[question][passage] = 1
+    corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[passages]
+    ranking = Ranking(len(asked), BEST, np.arange(len(corpus)))
+    for first in range(0, len(corpus), BLOCK):
+        ranking.add_block(vectors[questions, 0], corpus[first : first + BLOCK], first)
+    found = measure(grades, ranking.rows)
+    return {name: found[name.replace("@", "_")] for name in RANKED}

@@ -10,7 +10,7 @@ label = "stars"
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,7 +28,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.results import AVERAGES
 from finetuning.tasks import scores
-from finetuning.tasks.embeddings import EmbeddingTask, count_equal_texts, read_items
+from finetuning.tasks.embeddings import RANKED, SCORED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
@@ -43,6 +43,9 @@ from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.weights import TaskHead
 
 Text = Annotated[str, Field(min_length=1)]
+Tables = Mapping[str, TextTable]
+Read = tuple[TaskHead, tuple[str, ...], Mapping[str, SentenceItems]]
+"""A head, the figures, the default first, and the items of each split."""
 
 
 class OwnTask(Section):
@@ -100,45 +103,47 @@ def open_own(path: Path, setup: Setup) -> Task:
         return open_tags(own.name, paths, replace(setup, trained=trained), named, own.held_out)
     tables = {split: read_table(place) for split, place in places.items()}
     notes = [name_files(paths)]
-    if own.kind == "embeddings":
-        return _open_embeddings(path, own, setup, tables, notes)
-    texts = {split: tuple(map(table.column, own.fields)) for split, table in tables.items()}
-    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
-    metrics = _list_metrics(head)
-    _check_metric(path, own, metrics)
-    items, first_label = {}, own.labels[0] if own.kind == "labels" else own.label
-    for split, table in tables.items():
-        labelled = split != "test" or any(map(any, table.list_columns(first_label)))
-        labels = _read_labels(own, head, table) if labelled else None
-        if split == "train" and own.kind == "score":
-            require_fp32_resolution(table, own.label)
-        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
+    is_of_vectors = own.kind == "embeddings"
+    head, metrics, items = (_read_vectors if is_of_vectors else _read_sentences)(own, tables, setup, trained)
+    if own.metric and own.metric not in metrics:
+        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
     if "dev" not in items:
         items, note = hold_out(places["train"], items, own.held_out)
         notes.append(note)
-    return SentenceTask(own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes))
+    make = EmbeddingTask if is_of_vectors else SentenceTask
+    return make(own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes))
 
 
-def _open_embeddings(
-    path: Path, own: OwnTask, setup: Setup, tables: Mapping[str, TextTable], notes: Sequence[str]
-) -> Task:
-    """Makes a task of vectors."""
-    label = own.label if "label" in own.model_fields_set else ""
-    items, metrics = read_items(tables, own.fields, label, setup)
-    _check_metric(path, own, metrics)
-    notes = [*notes, *count_equal_texts(items["train"])] if "train" in items and not label else [*notes]
-    if "dev" not in items:
-        items, note = hold_out(tables["train"].path, items, own.held_out)
-        notes.append(note)
-    head, widths = TaskHead(own.kind), setup.settings.embeddings.widths
-    return EmbeddingTask(
-        own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes), widths=widths
-    )
+def _read_sentences(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
+    """Reads texts or pairs with their classes, labels or scores."""
+    texts = {split: tuple(map(table.column, own.fields)) for split, table in tables.items()}
+    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
+    items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
+    for split, table in tables.items():
+        labels = _read_labels(own, head, table) if _is_labelled(split, table, first_label) else None
+        if split == "train" and own.kind == "score":
+            require_fp32_resolution(table, own.label)
+        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
+    return head, _list_metrics(head), items
 
 
-def _check_metric(path: Path, own: OwnTask, metrics: Sequence[str]) -> None:
-    if own.metric and own.metric not in metrics:
-        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
+def _read_vectors(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:  # noqa: ARG001
+    """Reads texts that belong together, perhaps with scores."""
+    items, has_scores = dict[str, SentenceItems](), "label" in own.model_fields_set
+    for split, table in tables.items():
+        texts = read_texts(table, own.fields)
+        labels = None if has_scores else number_texts(texts)
+        if has_scores and _is_labelled(split, table, own.label):
+            labels = read_scores(table, own.label)
+            if split == "train" and (labels == labels[:1]).all():
+                raise UserError(f"{table.path}: all scores are equal, so there is nothing to learn")
+        items[split] = EmbeddingItems(setup.cutter, setup.settings.length, texts, labels)
+    return TaskHead(own.kind), SCORED if has_scores else RANKED, items
+
+
+def _is_labelled(split: str, table: TextTable, label: str) -> bool:
+    """Tells whether a split has labels; a test split may have none."""
+    return split != "test" or any(map(any, table.list_columns(label)))
 
 
 def read_own(path: Path) -> OwnTask:

@@ -21,12 +21,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from pretraining.answering.one_call import OneCall, find_way, quantise
-from pretraining.answering.serving import KEEPS, ServedLayers
+from pretraining.answering.serving import ServedLayers
 from pretraining.devices import cpu_has_bf16
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model.attention import lay_out
 from pretraining.model.batch import Batch
 from pretraining.model.bert import Layer
+from pretraining.model.dropout import KEEPS
 from pretraining.model.encoder import Encoder
 from pretraining.model.fused import gelu
 from pretraining.model.layout import Layout

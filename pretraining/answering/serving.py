@@ -11,15 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, cast
 
-import torch
 from torch import Tensor
 
 from pretraining.model.batch import Batch
-from pretraining.model.dropout import Dropout
+from pretraining.model.dropout import KEEPS
 from pretraining.model.encoder import Encoder
-
-KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
-"""No dropout."""
 
 
 class ServedLayers(Protocol):

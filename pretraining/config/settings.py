@@ -118,6 +118,8 @@ class Compute(Section):
     pieces. `auto` takes the faster, today `flash`."""
     deterministic: bool = False
     """Use only deterministic operations: slower on a GPU; on a CPU all are deterministic anyway."""
+    graphs: Literal["auto", "off"] = "auto"
+    """CUDA graphs for the optimizer's step under ZeRO 0 and 1: the host launches all its kernels at once."""
     threads: Positive | None = None
     """CPU threads of a rank (default: the cores divided by the ranks of this machine)."""
 

@@ -18,6 +18,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.partition import fill_flat_tensors, find_flat_tensors
 from pretraining.engine.precision import choose_dtype
 from pretraining.mesh.mesh import form_mesh, is_divided
+from pretraining.model.cuda_graphs import RepeatedWork
 from pretraining.model.encoder import Trainable
 from pretraining.optimizers.steps.flat import FlatOptimizer, build_optimizer
 
@@ -65,6 +66,8 @@ class Engine:
         self.optimizer.prepare(self.flat_tensors, model.roles(), shapes, self.shares)
         if settings.parallel.offload == "none":  # a host may be slow in 16 bits
             self.optimizer.dtype = self.dtype
+        if settings.compute.graphs == "auto" and self.zero < 2:
+            self.optimizer.graph = RepeatedWork("steps of the optimizer take longer")
         is_scaled = self.dtype == torch.float16
         self._after_step = let_scale_grow_after_step(self.deepspeed.optimizer) if is_scaled else lambda: None
 

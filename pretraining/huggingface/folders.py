@@ -194,7 +194,7 @@ def write_folder(
     tables = {CONFIG: make_config(shape, pieces.special, dtype)}
     _write_files(folder, files, length or shape.positions, tables, export_weights(state, shape), card, dtype)
     if is_theirs(shape):
-        Pooling().write(folder, shape.hidden, length or shape.positions)
+        Pooling().write(folder, shape.hidden)
 
 
 def write_fine_tuned(

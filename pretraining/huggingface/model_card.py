@@ -28,6 +28,7 @@ from pretraining.reporting.records import EvaluationRecord
 
 SETTINGS = ("language", "cased", "duplicates", "masking", "mask_rate", "pairs", "weight")
 """The settings of the data that a card contains."""
+SIMILARITY = "sentence-similarity"
 USES: dict[Kind, tuple[str, str]] = {
     "classes": ("text-classification", "one label of a text or a pair"),
     "labels": ("text-classification", "any of several labels of a text or a pair"),
@@ -35,7 +36,7 @@ USES: dict[Kind, tuple[str, str]] = {
     "choice": ("multiple-choice", "which of several texts goes on best"),
     "spans": ("question-answering", "where in a text the answer to a question is"),
     "tags": ("token-classification", "a tag for every word"),
-    "embeddings": ("sentence-similarity", "the vector of a text, which is near to those of texts that belong to it"),
+    "embeddings": (SIMILARITY, "by vectors that are near to each other which texts belong together"),
 }
 """The use of each kind of head on the hub, and its output."""
 HELD_OUT = ", held out"
@@ -186,6 +187,7 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
         front=_write_front(shape, objective.tag, licence, base, theirs, settings.get("language")),
         facts=_list_facts(shape, count_parameters(list_weights(shape)), licence, facts),
         loaded_by=objective.auto_class(shape),
+        vectors=False,
         command=None if theirs else "run_task.py TASK.toml --model",
         remarks=list(filter(None, remarks)),
         objective=objective,
@@ -196,8 +198,11 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
     )
 
 
-def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance) -> str:
-    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces."""
+def make_task_card(
+    shape: Shape, head: TaskHead, folder: Path, length: int, made: TaskProvenance, widths: Sequence[int] = ()
+) -> str:
+    """Makes the card of a fine-tuned model in a folder; `length`: longest sequence in pieces; `widths`: how many
+    first values of its vectors are of use alone."""
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
@@ -208,6 +213,8 @@ def make_task_card(shape: Shape, head: TaskHead, folder: Path, length: int, made
         front=_write_front(shape, use, None, made.base if made.pretrained else None, theirs),
         facts=_list_facts(shape, parameters, None, {"longest sequence": f"{length:,} pieces", **labels}),
         loaded_by=find_auto_class(shape, head),
+        vectors=head.kind == "embeddings",
+        widths=widths,
         command="predict.py",
         says=says,
         made=made,
@@ -247,7 +254,7 @@ def _write_front(
     """Makes the YAML for the hub: use, licence and base model, and the library if transformers loads the model."""
     kind = find_architecture(shape.architecture)
     content = ModelCardData(
-        library_name="transformers" if theirs else None,
+        library_name=("sentence-transformers" if use == SIMILARITY else "transformers") if theirs else None,
         pipeline_tag=use if theirs else None,
         tags=[kind.model_type or shape.architecture, use],
         license=licence,

@@ -43,7 +43,7 @@ class Pooling:
             vectors = hidden[starts[:-1].long() if self.how == "cls" else starts[1:].long() - 1].float()
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
-    def write(self, folder: Path, hidden: int, length: int) -> None:
+    def write(self, folder: Path, hidden: int, length: int | None = None) -> None:
         """Writes the files by which sentence-transformers makes the same vectors; `length`: most pieces of a text."""
         kinds = {"": "Transformer", POOLING: "Pooling", **({NORMALIZE: "Normalize"} if self.normalizes else {})}
         modules = [
@@ -51,7 +51,8 @@ class Pooling:
             for number, (path, kind) in enumerate(kinds.items())
         ]
         write_json(folder / MODULES, modules)
-        write_json(folder / LENGTH, {"max_seq_length": length, "do_lower_case": False})
+        if length is not None:
+            write_json(folder / LENGTH, {"max_seq_length": length, "do_lower_case": False})
         flags = {key: name == self.how for name, (_, key) in THEIRS.items()}
         write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": hidden, **flags})
 

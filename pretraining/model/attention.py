@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
-from pretraining.model.dropout import Dropout
+from pretraining.model.dropout import KEEPS, Dropout
 from pretraining.model.gpu_layouts import Own, Packed, PackedTwice, has_flash, takes_own
 from pretraining.model.layout import WHOLE, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
@@ -41,20 +41,22 @@ def lay_out(
     one_way: bool = False,
     window: int | None = None,
     first: int = 0,
+    dropout: Dropout = KEEPS,
 ) -> Layout:
     """Chooses the layout for the hidden states, (n, hidden); nothing here waits for a GPU.
 
     `starts` is (s + 1,) int32; `one_way` says whether a piece sees only itself and those before it; it sees those at a
     distance of at most `window`, or all. `first`: the number of the first sequences in which a piece sees one way, if
-    in the others it sees both.
+    in the others it sees both. `dropout` is that of the probabilities of attention.
     """
     if kernels.usable(states):
         by = ByHeads if can_multiply_heads(states, heads) else Grouped
         return by(starts, lengths, one_way, window, first)
     if not has_flash(states, heads):
         return Padded(starts, max(lengths), len(states), one_way, window, first)
-    if takes_own(states, heads, max(lengths)):
-        return Own(starts, max(lengths), len(lengths) if one_way else first, window)
+    ahead = len(lengths) if one_way else first
+    if takes_own(states, heads, max(lengths), dropout, ahead, window):
+        return Own(starts, max(lengths), ahead, window)
     if 0 < first < len(lengths):
         return PackedTwice(starts, lengths, window, first)
     return Packed(starts, max(lengths), one_way or first > 0, window)

@@ -58,9 +58,9 @@ def may_use_kernels() -> bool:
 
 def usable(tensor: Tensor) -> bool:
     """Whether the kernels can compute on this tensor; never under autocast, which mixes types."""
-    if not may_use_kernels() or torch.is_autocast_enabled("cpu"):
+    if not (tensor.is_cpu and _allowed) or torch.is_autocast_enabled("cpu"):
         return False
-    return tensor.device.type == "cpu" and tensor.dtype in TYPES and bool(_functions())
+    return tensor.dtype in TYPES and bool(_functions())
 
 
 @functools.cache

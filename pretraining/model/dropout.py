@@ -52,6 +52,10 @@ class Dropout:
         return self.keys, self.site + (self.first_head << 32), float(self.probability)
 
 
+KEEPS = Dropout(0.0, torch.empty(0, dtype=torch.int32))
+"""Drops nothing."""
+
+
 def make_row_keys(dropout_seed: int, examples: Array, positions: Array, lengths: Array) -> Tensor:
     """Makes a key for every piece, from the seed of the step, the example and the position."""
     pieces = hash_key(np.repeat(hash_key(dropout_seed, *examples.T), lengths), positions)

@@ -171,7 +171,9 @@ class Encoder(Trainable):
         hidden, attention = self.make_dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
-        layouts = {sight: self._lay_out(batch, x, sight) for sight in dict.fromkeys(map(find_sight, self.layers))}
+        layouts = {
+            sight: self._lay_out(batch, x, sight, attention) for sight in dict.fromkeys(map(find_sight, self.layers))
+        }
         layout = next(iter(layouts.values()))
         n, spare = len(x), layout.spare_rows(x)
         if spare:
@@ -189,11 +191,11 @@ class Encoder(Trainable):
             x = self._run_layer(len(self.layers), x, layouts, hidden, attention, chosen)
         yield x[:n] if spare else x
 
-    def _lay_out(self, batch: Batch, x: Tensor, sight: Sight) -> Layout:
+    def _lay_out(self, batch: Batch, x: Tensor, sight: Sight, dropout: Dropout) -> Layout:
         """Chooses the layout for the layers with this sight."""
         shape = self.shape
         where = (batch.starts, batch.lengths, x, shape.heads)
-        layout = lay_out(*where, shape.one_way, sight.window, 0 if shape.one_way else batch.one_way)
+        layout = lay_out(*where, shape.one_way, sight.window, 0 if shape.one_way else batch.one_way, dropout)
         if sight.base is not None:
             size = shape.hidden // shape.heads
             layout.turns = batch.positions, make_turns(sight.base, size, shape.positions, x.device)

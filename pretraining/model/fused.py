@@ -84,9 +84,10 @@ def add_and_norm(
     x: Tensor, bias: Tensor, residual: Tensor, weight: Tensor, shift: Tensor, epsilon: float, dropout: Dropout
 ) -> Tensor:
     """The layer norm of residual + dropout(x + bias). May overwrite x, which nobody else may read."""
-    ours = find_operations("add_and_norm", x, dropout.for_kernels)
+    masks = dropout.for_kernels
+    ours = find_operations("add_and_norm", x, masks)
     if ours:
-        return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
+        return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, masks)
     return F.layer_norm(residual + F.dropout(x + bias, dropout.probability), weight.shape, weight, shift, epsilon)
 
 
@@ -100,10 +101,11 @@ def add_then_norm(
     dropout: Dropout,
 ) -> tuple[Tensor, Tensor]:
     """residual + dropout(x + bias), and the layer norm of it. May overwrite x, which nobody else may read."""
-    ours = find_operations("add_then_norm", x, dropout.for_kernels)
+    masks = dropout.for_kernels
+    ours = find_operations("add_then_norm", x, masks)
     if ours:
         bias, shift = (x.new_zeros(x.shape[1]) if each is None else each for each in (bias, shift))
-        return ours.add_then_norm(x, bias, residual, weight, shift, epsilon, dropout.for_kernels)
+        return ours.add_then_norm(x, bias, residual, weight, shift, epsilon, masks)
     total = residual + F.dropout(x if bias is None else x + bias, dropout.probability)
     return total, F.layer_norm(total, weight.shape, weight, shift, epsilon)
 

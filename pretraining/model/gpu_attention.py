@@ -24,8 +24,9 @@ import triton.language as tl
 from torch import Tensor
 
 from pretraining.model import gpu_kernels as kernels
-from pretraining.model.gpu_kernels import _draw_dropout
+from pretraining.model.gpu_kernels import _draw_columns, _hash_rows
 from pretraining.model.gpu_tiles import Drops, Tile
+from pretraining.model.layout import WHOLE
 
 LOWEST = tl.constexpr(-1e30)
 """Lower than all scores; a finite number, from which scores that nobody sees are infinitely far."""
@@ -44,10 +45,14 @@ def _read_sequence(starts, sequence, first, window):
 
 
 @triton.jit
-def _sees(row, column, length, window, ahead):
-    """Whether queries see keys: none that lies behind the sequence."""
-    away = tl.where(column < length, column, BEHIND) - row
-    return (away >= -window) & (away <= ahead)
+def _sees(row, column, length, window, ahead, whole: tl.constexpr):
+    """Whether queries see keys: none that lies behind the sequence, and with `whole` all others."""
+    if whole:
+        seen = column < length
+    else:
+        away = tl.where(column < length, column, BEHIND) - row
+        seen = (away >= -window) & (away <= ahead)
+    return seen
 
 
 @triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "site", "threshold"])
@@ -57,6 +62,7 @@ def _attend(
     keys,
     out,
     spreads,
+    hashes,
     pieces,
     blocks,
     first,
@@ -67,6 +73,7 @@ def _attend(
     threshold,
     scale_kept,
     drops: tl.constexpr,
+    whole: tl.constexpr,
     size: tl.constexpr,
     width: tl.constexpr,
     tile_rows: tl.constexpr,
@@ -82,23 +89,27 @@ def _attend(
     within = tl.minimum(row, length - 1)[:, None]  # behind the sequence, its last row again
     query = tl.load(qkv + within * (3 * width) + lane)
     highest, total = tl.full([tile_rows], LOWEST, tl.float32), tl.zeros([tile_rows], tl.float32)
-    context = tl.zeros([tile_rows, size], tl.float32)
+    context, known = tl.zeros([tile_rows, size], tl.float32), row < length
+    if drops:
+        hashed = _hash_rows(keys + begin, within, within < length, site)
+        if head == 0:
+            tl.store(hashes + begin + row[:, None], hashed, mask=known[:, None])
     left, right = tl.maximum(top - window, 0) // tile_columns * tile_columns, top + tile_rows + ahead
     for at in range(left, tl.minimum(right, length), tile_columns):
         column = at + tl.arange(0, tile_columns)
         place = tl.minimum(column, length - 1)[:, None] * (3 * width) + lane
         key, value = tl.load(qkv + width + place), tl.load(qkv + 2 * width + place)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        scores = tl.where(_sees(within, column[None, :], length, window, ahead), scores, float("-inf"))
+        scores = tl.where(_sees(within, column[None, :], length, window, ahead, whole), scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         share, past = tl.exp2(scores - higher[:, None]), tl.exp2(highest - higher)
         total = total * past + tl.sum(share, 1)
         if drops:
             numbers = ((first_head + head) << 16) + column[None, :]
-            share *= _draw_dropout(keys + begin, within, numbers, within < length, site, threshold, scale_kept)
+            share *= _draw_columns(hashed, numbers, threshold, scale_kept)
         context = context * past[:, None] + tl.dot(share.to(value.dtype), value, input_precision="ieee")
         highest = higher
-    known, place = row < length, begin.to(tl.int64) + row
+    place = begin.to(tl.int64) + row
     tl.store(out + place[:, None] * width + head * size + lane, context / total[:, None], mask=known[:, None])
     tl.store(spreads + head.to(tl.int64) * pieces + place, highest + tl.log2(total), mask=known)
 
@@ -128,14 +139,15 @@ def _read_tile(qkv, grad, out, spreads, rows, length, lane, width: tl.constexpr)
 @triton.jit
 def _differentiate(key, value, query, slope, inner, spread, scale, seen, factor):
     """Computes what a tile of queries adds to the gradients of a tile of keys and of values, and the slopes of its
-    scores, (keys, queries). `factor` is that of dropout."""
+    scores, (keys, queries), with their sums for each key. `factor` is that of dropout."""
     scores = tl.dot(key, tl.trans(query), input_precision="ieee") * scale
     share = tl.where(seen, tl.exp2(scores - spread), 0.0)
     kept = share * factor
     slopes = tl.dot(value, tl.trans(slope), input_precision="ieee")
-    slopes = (kept * slopes - share * inner).to(query.dtype)
-    to_key = tl.dot(slopes, query, input_precision="ieee")
-    return to_key, tl.dot(kept.to(slope.dtype), slope, input_precision="ieee"), slopes
+    slopes = kept * slopes - share * inner
+    rounded = slopes.to(query.dtype)
+    to_value = tl.dot(kept.to(slope.dtype), slope, input_precision="ieee")
+    return tl.dot(rounded, query, input_precision="ieee"), to_value, rounded, tl.sum(slopes, 1)
 
 
 @triton.jit
@@ -147,19 +159,19 @@ def _continue_sum(places, numbers, were_before, go_on):
 
 
 @triton.jit
-def _store_tile(places, numbers, known, sums, adds_up: tl.constexpr):
-    """Stores the gradients of a tile of keys or values, and with `adds_up` their sums."""
-    tl.store(places, numbers, mask=known)
-    if adds_up:
-        tl.store(sums, tl.sum(numbers, 0))
+def _store_sum(places, rows, weights):
+    """Stores the sum of rows with weights: by a product, which takes a tenth of the instructions of a reduction."""
+    factors = tl.zeros([16, 1], tl.float32) + weights[None, :]  # the least rows of a product; the first is stored
+    sums = tl.dot(factors.to(rows.dtype), rows, input_precision="ieee")
+    tl.store(places + tl.zeros([16, 1], tl.int32), sums, mask=tl.arange(0, 16)[:, None] == 0)
 
 
-@triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "site", "threshold"])
+@triton.jit(do_not_specialize=["pieces", "blocks", "first", "window", "first_head", "threshold"])
 def _attend_backward(
     grad,
     qkv,
     starts,
-    keys,
+    hashes,
     out,
     spreads,
     grad_qkv,
@@ -172,10 +184,10 @@ def _attend_backward(
     scale,
     slope_scale,
     first_head,
-    site,
     threshold,
     scale_kept,
     drops: tl.constexpr,
+    whole: tl.constexpr,
     halts: tl.constexpr,
     adds_up: tl.constexpr,
     size: tl.constexpr,
@@ -184,8 +196,8 @@ def _attend_backward(
     tile_columns: tl.constexpr,
 ):
     """Computes the gradients of a head of a sequence. With `halts`, those of queries are in `halfway` between tiles of
-    keys; with `adds_up`, sums over the sequence go to `sums`, those of queries with its last tile: the first
-    stage of the bias's gradient."""
+    keys; with `adds_up`, what each of the `blocks` tiles of keys adds to the bias's gradient goes to `sums`: zeros for
+    tiles behind the sequence."""
     sequence, head = tl.program_id(0) // (width // size), tl.program_id(0) % (width // size)
     begin, length, ahead = _read_sequence(starts, sequence, first, window)
     joint, single = begin.to(tl.int64) * (3 * width) + head * size, begin.to(tl.int64) * width + head * size
@@ -193,36 +205,46 @@ def _attend_backward(
     if halts:
         halfway += single
     spreads += head.to(tl.int64) * pieces + begin
-    sums += sequence.to(tl.int64) * blocks * (3 * width) + head * size + tl.arange(0, size)
-    lane, of_query = tl.arange(0, size)[None, :], tl.zeros([size], tl.float32)
-    for left in range(0, length, tile_columns):
+    if drops:
+        hashes += begin
+    if adds_up:
+        sums += sequence.to(tl.int64) * blocks * (3 * width) + head * size
+    lane = tl.arange(0, size)[None, :]
+    for left in range(0, blocks * tile_columns, tile_columns):
         column = left + tl.arange(0, tile_columns)[:, None]
-        place, number = tl.minimum(column, length - 1) * (3 * width) + lane, ((first_head + head) << 16) + column
-        key, value = tl.load(qkv + width + place), tl.load(qkv + 2 * width + place)
+        place, number, present = column * (3 * width) + lane, ((first_head + head) << 16) + column, column < length
+        key = tl.load(qkv + width + place, mask=present, other=0.0)
+        value = tl.load(qkv + 2 * width + place, mask=present, other=0.0)
         grad_key, grad_value = tl.zeros([tile_columns, size], tl.float32), tl.zeros([tile_columns, size], tl.float32)
+        total = tl.zeros([tile_columns], tl.float32)
         from_row, to_row = tl.maximum(left - ahead, 0) // tile_rows * tile_rows, left + tile_columns + window
-        for top in range(from_row, tl.minimum(to_row, length), tile_rows):
+        for top in range(from_row, tl.where(left < length, tl.minimum(to_row, length), 0), tile_rows):
             rows = top + tl.arange(0, tile_rows)
             row, known, factor = rows[None, :], rows[:, None] < length, 1.0
             at, joint_at, query, slope, inner, spread = _read_tile(qkv, grad, out, spreads, rows, length, lane, width)
             if drops:
-                factor = _draw_dropout(keys + begin, row, number, row < length, site, threshold, scale_kept)
-            seen = _sees(row, column, length, window, ahead)
-            to_key, to_value, slopes = _differentiate(key, value, query, slope, inner, spread, scale, seen, factor)
+                hashed = tl.load(hashes + row, mask=row < length, other=0)
+                factor = _draw_columns(hashed.to(tl.uint32, bitcast=True), number, threshold, scale_kept)
+            seen = _sees(row, column, length, window, ahead, whole)
+            to_key, to_value, slopes, of_slopes = _differentiate(
+                key, value, query, slope, inner, spread, scale, seen, factor
+            )
             grad_key, grad_value, grad_query = grad_key + to_key, grad_value + to_value, _multiply_turned(slopes, key)
             is_last = left + tile_columns >= tl.minimum(top + tile_rows + ahead, length)
             if halts:
                 was_before = known & (left > tl.maximum(top - window, 0))
                 grad_query = _continue_sum(halfway + at, grad_query, was_before, known & (is_last == 0))
-            grad_query *= slope_scale
-            tl.store(grad_qkv + joint_at, grad_query, mask=known & is_last)
+            tl.store(grad_qkv + joint_at, grad_query * slope_scale, mask=known & is_last)
             if adds_up:
-                of_query += tl.where(is_last, tl.sum(grad_query, 0), 0.0)
-        _store_tile(grad_qkv + width + place, grad_key * slope_scale, column < length, sums + width, adds_up)
-        _store_tile(grad_qkv + 2 * width + place, grad_value, column < length, sums + 2 * width, adds_up)
+                total += of_slopes
+        to_keys, to_values = (grad_key * slope_scale).to(key.dtype), grad_value.to(value.dtype)
+        tl.store(grad_qkv + width + place, to_keys, mask=present)
+        tl.store(grad_qkv + 2 * width + place, to_values, mask=present)
         if adds_up:
-            tl.store(sums, of_query, mask=left + tile_columns >= length)
-        sums += 3 * width
+            _store_sum(sums + lane, key, total * slope_scale)
+            _store_sum(sums + width + lane, to_keys, tl.full([tile_columns], 1.0, tl.float32))
+            _store_sum(sums + 2 * width + lane, to_values, tl.full([tile_columns], 1.0, tl.float32))
+            sums += 3 * width
         if halts:
             tl.debug_barrier()  # other threads may read what these have written
 
@@ -230,13 +252,17 @@ def _attend_backward(
 def choose_tile(width: int, size: int, longest: int, capability: tuple[int, int] | None = None) -> Tile:
     """Chooses how many queries and keys of heads of this size a program computes at once; backward for a `capability`.
 
-    There, sequences of up to 128 pieces are one tile of keys, unless heads are wide. More queries would need more
-    registers than a thread has; on 9.0, products of 32 queries with heads of 64 need fewer.
+    Backward, registers decide how many programs a multiprocessor holds. For sequences of up to 128 pieces, 16 queries
+    and 64 keys need the fewest: heads of 64 at most 168 on 9.0, for three programs of 4 warps, and none spills. Longer
+    sequences take 128 keys, since every tile of keys reads all queries and the sums of their gradients again.
     """
     if capability is None:
         return Tile(width, 64, 64, 4)
+    if longest <= 128 and size < 128:
+        return Tile(width, 16, 64, 4, 1)
     rows = 32 if size == 32 or (size == 64 and capability[0] == 9) else 16
-    return Tile(width, rows, 64 if size == 128 or longest <= 64 else 128, 8)
+    stages = 1 if size == 64 and rows == 16 else 3  # with more, this one spills on 8.0
+    return Tile(width, rows, 64 if size == 128 else 128, 8, stages)
 
 
 @functools.cache
@@ -244,17 +270,22 @@ def _find_capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
 
 
-def attend_forward(qkv: Tensor, heads: int, where: Where, drops: Drops, first_head: int = 0) -> tuple[Tensor, Tensor]:
+def attend_forward(
+    qkv: Tensor, heads: int, where: Where, drops: Drops, first_head: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Computes attention, (n, hidden), from queries, keys and values, (n, 3 * hidden), that include their bias; and the
-    logarithm of the sum of the weights of each row of scores, (heads, n), to the base 2."""
+    logarithm of the sum of the weights of each row of scores, (heads, n), to the base 2; and the hashed keys of rows,
+    if anything is dropped."""
     (starts, longest, first, window), (pieces, hidden) = where, (len(qkv), qkv.shape[1] // 3)
     tile, size = choose_tile(hidden, hidden // heads, longest), hidden // heads
     out, spreads = qkv.new_empty(pieces, hidden), qkv.new_empty(heads, pieces, dtype=torch.float32)
+    hashes = None if drops.keys is None else torch.empty_like(drops.keys)
     blocks = -(-longest // tile.rows)
     sizes = (pieces, blocks, first, window, math.log2(math.e) * size**-0.5, first_head)
-    tensors, constants = (qkv, starts, drops.keys, out, spreads), {"drops": drops.keys is not None, "size": size}
+    tensors = (qkv, starts, drops.keys, out, spreads, hashes)
+    constants = {"drops": hashes is not None, "whole": not first and window == WHOLE, "size": size}
     kernels._launch(_attend, ((len(starts) - 1) * heads * blocks,), tile, *tensors, *sizes, *drops[1:], **constants)
-    return out, spreads
+    return out, spreads, hashes
 
 
 def attend_backward(
@@ -267,6 +298,7 @@ def attend_backward(
     qkv: Tensor,
     out: Tensor,
     spreads: Tensor,
+    hashes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Computes the gradients of queries, keys and values, (n, 3 * hidden), and of their bias if there is one."""
     (starts, longest, first, window), (pieces, hidden) = where, out.shape
@@ -274,11 +306,10 @@ def attend_backward(
     tile = choose_tile(hidden, size, longest, _find_capability(qkv.device))
     blocks, grad_qkv = -(-longest // tile.columns), torch.empty_like(qkv)
     halfway = qkv.new_empty(pieces, hidden, dtype=torch.float32) if blocks > 1 else None
-    sums = (torch.empty if blocks == 1 else torch.zeros)(  # not all is written
-        count * blocks if has_bias else 0, 3 * hidden, dtype=torch.float32, device=qkv.device
-    )
-    tensors = (grad, qkv, starts, drops.keys, out, spreads, grad_qkv, halfway, sums)
+    sums = qkv.new_empty(count * blocks, 3 * hidden, dtype=torch.float32) if has_bias else None
+    tensors = (grad, qkv, starts, hashes, out, spreads, grad_qkv, halfway, sums)
     sizes = (pieces, blocks, first, window, math.log2(math.e) * size**-0.5, size**-0.5, first_head)
-    constants = {"drops": drops.keys is not None, "halts": blocks > 1, "adds_up": has_bias, "size": size}
-    kernels._launch(_attend_backward, (count * heads,), tile, *tensors, *sizes, *drops[1:], **constants)
-    return grad_qkv, kernels._add_blocks(sums, qkv) if has_bias else None
+    constants = {"drops": hashes is not None, "whole": not first and window == WHOLE, "adds_up": has_bias}
+    constants |= {"halts": blocks > 1}
+    kernels._launch(_attend_backward, (count * heads,), tile, *tensors, *sizes, *drops[2:], size=size, **constants)
+    return grad_qkv, None if sums is None else kernels._add_blocks(sums, qkv)

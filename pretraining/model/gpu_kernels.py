@@ -30,12 +30,23 @@ def _scramble(x):
 
 
 @triton.jit
-def _draw_dropout(keys, row, column, known, site, threshold, scale):
-    """Dropout factors of shape (rows, columns): 0 where dropped, else the scale."""
+def _hash_rows(keys, row, known, site):
+    """Hashes the keys of rows and the site."""
     key = tl.load(keys + row, mask=known, other=0).to(tl.uint32, bitcast=True)
-    key = _scramble(key ^ site.to(tl.uint32, bitcast=True))
-    hashed = _scramble(column.to(tl.uint32) * HASH_STEP + key)
+    return _scramble(key ^ site.to(tl.uint32, bitcast=True))
+
+
+@triton.jit
+def _draw_columns(hashed_rows, column, threshold, scale):
+    """Dropout factors of shape (rows, columns): 0 where dropped, else the scale."""
+    hashed = _scramble(column.to(tl.uint32) * HASH_STEP + hashed_rows)
     return tl.where(hashed < threshold.to(tl.uint32, bitcast=True), 0.0, scale)
+
+
+@triton.jit
+def _draw_dropout(keys, row, column, known, site, threshold, scale):
+    """Dropout factors of shape (rows, columns), by the keys of rows."""
+    return _draw_columns(_hash_rows(keys, row, known, site), column, threshold, scale)
 
 
 @triton.jit
@@ -312,7 +323,8 @@ def norm_forward(
     """Computes the layer norm of residual + dropout(x + bias), and the mean and the scale of every row; writes the sum
     to `total`, if there is one."""
     out, tile = torch.empty_like(x), Tile.from_norm_width(x.shape[1])
-    means, scales = (x.new_empty(len(x), dtype=torch.float32) for _ in range(2))
+    means = x.new_empty(len(x), dtype=torch.float32)
+    scales = torch.empty_like(means)
     tensors = (x, bias, residual, weight, shift, drops.keys, total, out, means, scales)
     chains = total is not None
     numbers = (len(x), *drops[1:], epsilon)
@@ -379,4 +391,4 @@ def _launch_rows(kernel: Any, tile: Tile, first: Tensor, *arguments: Any, **cons
 def _launch(kernel: Any, grid: tuple[int, ...], tile: Tile, *arguments: Any, **constants: Any) -> None:
     if grid[0]:
         sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
-        kernel[grid](*arguments, **constants, **sizes, num_warps=tile.warps)
+        kernel[grid](*arguments, **constants, **sizes, num_warps=tile.warps, num_stages=tile.stages)

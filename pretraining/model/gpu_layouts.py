@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretraining import devices
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.dropout import Dropout
+from pretraining.model.dropout import KEEPS, Dropout
 from pretraining.model.layout import WHOLE, Attend, Layout, add_bias, split_ways
 from pretraining.model.own_backward import Forward, Gradients, with_backward
 
@@ -28,11 +28,17 @@ def choose(choice: Literal["auto", "flash", "own"]) -> None:
     _choice = choice
 
 
-def takes_own(states: Tensor, heads: int, longest: int) -> bool:
-    """Whether our kernels attend to sequences of at most `longest` pieces with these hidden states."""
+def takes_own(
+    states: Tensor, heads: int, longest: int, dropout: Dropout = KEEPS, first: int = 0, window: int | None = None
+) -> bool:
+    """Whether our kernels attend to sequences of at most `longest` pieces with these hidden states; `first` and
+    `window` are those of `Own`."""
     size = states.shape[1] // heads
-    fits = _choice == "own" and size in OWN_SIZES and longest <= OWN_PIECES and has_flash(states, heads)
-    return fits and gpu.usable("attention", states[:, :size])
+    if _choice != "own" or size not in OWN_SIZES or longest > OWN_PIECES or not has_flash(states, heads):
+        return False
+    alike = 64 if longest <= 64 else 128 if longest <= 128 else OWN_PIECES  # these are computed by the same kernels
+    form = (heads, alike, min(first, 1), WHOLE if window is None else window)
+    return gpu.usable("attention", states, dropout.for_kernels, form)
 
 
 def has_flash(states: Tensor, heads: int) -> bool:
@@ -43,9 +49,10 @@ def has_flash(states: Tensor, heads: int) -> bool:
     return fits and devices.has_flash(states.device)
 
 
-def note_choice(states: Tensor, heads: int, longest: int) -> str:
+def note_choice(states: Tensor, heads: int, longest: int, dropout: float = 0.0) -> str:
     """Returns a line for the beginning of a run where our kernels are chosen and others attend; "" elsewhere."""
-    if _choice != "own" or not states.is_cuda or takes_own(states, heads, longest):
+    keys = torch.zeros(states.shape[0], dtype=torch.int32)
+    if _choice != "own" or not states.is_cuda or takes_own(states, heads, longest, Dropout(dropout, keys)):
         return ""
     return (
         f'compute.attention = "own": needs heads of {", ".join(map(str, OWN_SIZES))} numbers, at most {OWN_PIECES} '

@@ -44,12 +44,17 @@ Operation = Literal[
     "optimizer",
 ]
 
+Form = tuple[int, int, int, int]
+"""What chooses among the kernels of attention: the number of heads, the most pieces of a sequence, the number of the
+first sequences in which a piece sees one way, and the window."""
+ONE_PIECE: Form = (1, 1, 0, 1)
 _failed = False
 
 
-def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
-    """Whether our kernels can compute this operation on a tensor; never for dropout without keys of rows."""
-    if not (x.is_cuda and may_use_kernels()) or _failed or x.device.index != torch.cuda.current_device():
+def usable(operation: Operation, x: Tensor, masks: Masks | None = None, form: Form = ONE_PIECE) -> bool:
+    """Whether our kernels can compute this operation on a tensor; never for dropout without keys of rows. `form` is
+    that of attention."""
+    if not (x.is_cuda and may_use_kernels()) or _failed or x.device.index != torch.accelerator.current_device_index():
         return False
     drops = masks is not None and masks[2] > 0
     if drops and masks is not None and len(masks[0]) != x.shape[0]:
@@ -59,7 +64,7 @@ def usable(operation: Operation, x: Tensor, masks: Masks | None = None) -> bool:
     if operation == "cross_entropy" and x.dtype == torch.float16:
         return False  # small shares would vanish, which gradients of a scaled loss do not
     fits = x.dtype in TYPES and x.dim() == 2 and x.shape[1] <= MOST_WIDTH
-    return fits and _works(operation, x.device, x.dtype, x.shape[1], drops, torch.is_grad_enabled())
+    return fits and _works(operation, x.device, x.dtype, x.shape[1], drops, torch.is_grad_enabled(), form)
 
 
 @with_backward
@@ -143,7 +148,7 @@ def cross_entropies(logits: Tensor, bias: Tensor, labels: Tensor, vocabulary: in
 def join(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Joins the gradients of queries, keys and values, (n, heads, size) each, to rows, and computes that of the
     bias."""
-    return _kernels().join_columns(*(each.contiguous() for each in (query, key, value)), bias)
+    return _kernels().join_columns(*map(Tensor.contiguous, (query, key, value)), bias)
 
 
 @with_backward
@@ -155,9 +160,10 @@ def attend(sums: Tensor, bias: Tensor | None, heads: int, where: tuple[Tensor, i
 
     sums, first_head = sums.contiguous(), masks[1] >> 32
     assert drops.keys is None or len(drops.keys) == len(sums), "a key for each row"
-    out, spreads = gpu_attention.attend_forward(sums, heads, where, drops, first_head)
+    out, spreads, hashes = gpu_attention.attend_forward(sums, heads, where, drops, first_head)
     given = (heads, where, drops, first_head, bias is not None)
-    return out, (sums, out, spreads), functools.partial(gpu_attention.attend_backward, *given)
+    saved = (sums, out, spreads) if hashes is None else (sums, out, spreads, hashes)
+    return out, saved, functools.partial(gpu_attention.attend_backward, *given)
 
 
 def takes_products(x: Tensor) -> bool:
@@ -188,12 +194,18 @@ def _kernels() -> Any:
 
 @functools.cache
 def _works(
-    operation: Operation, device: torch.device, dtype: torch.dtype, width: int, drops: bool, learns: bool
+    operation: Operation,
+    device: torch.device,
+    dtype: torch.dtype,
+    width: int,
+    drops: bool,
+    learns: bool,
+    form: Form = ONE_PIECE,
 ) -> bool:
     """Whether all kernels that an operation needs compile for such rows and this GPU."""
     global _failed
     try:
-        _try(operation, torch.zeros(1, width, dtype=dtype, device=device), drops, learns)
+        _try(operation, torch.zeros(1, width, dtype=dtype, device=device), drops, learns, form)
     except Exception as error:  # of Triton, a compiler that it calls, or the driver
         _failed = True
         missing = isinstance(error, ImportError)
@@ -204,7 +216,7 @@ def _works(
 
 
 @torch.no_grad()
-def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
+def _try(operation: Operation, row: Tensor, drops: bool, learns: bool, form: Form) -> None:
     """Sends a row of zeros through the kernels of an operation, with `learns` also backward; waits for nothing."""
     _kernels()
     vector, numbers = row[0], torch.zeros(2, dtype=torch.int32, device=row.device)
@@ -216,7 +228,7 @@ def _try(operation: Operation, row: Tensor, drops: bool, learns: bool) -> None:
         "add_then_norm": (add_then_norm, row, vector, row, vector, vector, 1.0, masks),
         "drop": (drop, row, masks),
         "geglu": (geglu, row),
-        "attention": (attend, row.repeat(1, 3), vector, 1, (one_piece, 1, 0, 1), (numbers[:1], 0, 0.5)),
+        "attention": (attend, row.repeat(1, 3), vector, form[0], (one_piece, *form[1:]), masks),
         "rotate": (rotate, row, numbers[:1].long(), row.new_zeros(1, len(vector) // 3, dtype=torch.float32), 1),
     }
     if operation in trials:

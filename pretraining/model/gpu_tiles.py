@@ -30,6 +30,8 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
+    stages: int = 3
+    """of a loop, for which loads run ahead"""
 
     @classmethod
     @functools.cache
@@ -41,20 +43,24 @@ class Tile(NamedTuple):
         return cls(width, rows, columns, min(max(rows * columns // (32 * each), 1), 32))
 
     @classmethod
+    @functools.cache
     def from_gelu_width(cls, width: int) -> Tile:
         """Makes the tile of GELU, forward and backward."""
         return cls.from_width(width, COLUMNS, 4096, 16)
 
     @classmethod
+    @functools.cache
     def from_norm_width(cls, width: int, backward: bool = False) -> Tile:
         """Makes the tile of a norm; backward, a thread takes fewer elements, since each needs more registers."""
         return cls.from_width(width, None, 1024, 8 if backward else 16)
 
     @property
+    @functools.cache  # noqa: B019 - there are few tiles
     def parts(self) -> int:
         """The number of tiles in a row."""
         return -(-self.width // self.columns)
 
+    @functools.lru_cache  # noqa: B019
     def blocks(self, rows: int, most: int) -> tuple[int, int]:
         """The number of blocks of a sum over rows, and the rows of each: they follow from the number of rows alone."""
         least = max(-(-rows // most), LEAST_BLOCK)

@@ -8,7 +8,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 Inputs = ParamSpec("Inputs")
 Saved = tuple[Tensor, ...]
@@ -31,9 +30,9 @@ class _OwnBackward(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Gradients:
-        given = [grad.contiguous() for grad in grads if grad.is_floating_point()]
+        assert not torch.is_grad_enabled(), "what our backward passes compute has no gradient"
+        given = map(Tensor.contiguous, filter(Tensor.is_floating_point, grads))
         found = ctx.own_backward(*given, *ctx.saved_tensors)
         return None, *found, *[None] * (ctx.inputs - len(found))
 
@@ -46,10 +45,4 @@ def with_backward(
     The backward pass takes the gradients of the results and the saved tensors. It returns the gradients of the first
     inputs; the other inputs get none. The inputs are passed by position.
     """
-
-    @functools.wraps(forward)
-    def operation(*inputs: Inputs.args, **named: Inputs.kwargs) -> Result:
-        assert not named, "inputs are passed by position"
-        return _OwnBackward.apply(forward, *inputs)
-
-    return operation
+    return functools.update_wrapper(functools.partial(_OwnBackward.apply, forward), forward)

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
@@ -46,7 +45,8 @@ def _is_ours(x: Tensor, weight: Tensor) -> bool:
 
 def can_transpose(x: Tensor) -> bool:
     """Whether gradients of weights may be computed from a transposed operand."""
-    return kernels.usable(x) and x.dtype == torch.bfloat16 and x.dim() == 2 and kernels.small_products() is not None
+    fits = x.is_cpu and x.dtype == torch.bfloat16 and x.dim() == 2
+    return fits and kernels.usable(x) and kernels.small_products() is not None
 
 
 def pad_to_tiles(x: Tensor) -> Tensor:
@@ -96,10 +96,10 @@ class _Product(torch.autograd.Function):
         return F.linear(x, weight, bias), x.view_as(x)
 
     @staticmethod
-    @once_differentiable
     def backward(
         ctx: Any, grad: Tensor | None, grad_residual: Tensor | None
     ) -> tuple[Tensor | None, Tensor | None, None]:
+        assert not torch.is_grad_enabled(), "what our backward passes compute has no gradient"
         if grad is None:
             return grad_residual, None, None
         x, weight = ctx.saved_tensors

@@ -63,20 +63,20 @@ class MuonDeclaration(Optimizer):
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """Approximates the nearest orthogonal matrix, with the same singular vectors.
+    """Approximates the nearest orthogonal matrix, with the same singular vectors; of each matrix of a stack.
 
     Each round multiplies the matrix. To multiply the factors of all rounds first would take less time, but their
     product has numbers up to 480, and its rounding to 16 bits is an error as large as the result.
     """
-    rows, columns = matrix.shape
-    if rows > columns:
-        return orthogonalize(matrix.T).T
+    if matrix.shape[-2] > matrix.shape[-1]:
+        return orthogonalize(matrix.mT).mT
     a, b, c = COEFFICIENTS
-    matrix = matrix / matrix.norm().clamp(min=1e-7)
+    add_product = "addmm" if matrix.dim() == 2 else "baddbmm"
+    matrix = matrix / matrix.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
     for _ in range(ROUNDS):
-        square = matrix @ matrix.T
-        factor = square.addmm(square, square, beta=b, alpha=c)
-        matrix = matrix.addmm(factor, matrix, beta=a)
+        square = matrix @ matrix.mT
+        factor = getattr(square, add_product)(square, square, beta=b, alpha=c)
+        matrix = getattr(matrix, add_product)(factor, matrix, beta=a)
     return matrix
 
 

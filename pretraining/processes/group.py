@@ -284,9 +284,13 @@ def gather_rows(own: Tensor) -> tuple[list[int], Tensor]:
         return [len(own)], own
     counts, shapes = zip(*gather([len(own), [*own.shape[1:]]]), strict=True)
     padded = own.new_zeros(max(counts), *shapes[0])
-    padded[: len(own)] = own
+    if len(own):
+        padded[: len(own)] = own
     found = [torch.empty_like(padded) for _ in counts]
-    dist.all_gather(found, padded)
+    try:
+        dist.all_gather(found, padded)
+    except RuntimeError as lost:
+        raise LostError(lost) from lost
     return [*counts], torch.cat([rows[:count] for rows, count in zip(found, counts, strict=True)])
 
 

@@ -24,7 +24,7 @@ from pretraining.scoring.sentences import PIECES, PIECES_OF_GPU, SentenceCutter
 SIMILARITY = "config_sentence_transformers.json"
 
 
-class Way(NamedTuple):
+class EmbeddingWay(NamedTuple):
     """How the vector of a text is made, and compared."""
 
     pooling: Pooling
@@ -38,7 +38,12 @@ class Embedder:
     """Computes vectors of texts, without padding. On a CPU the layers are those for inference."""
 
     def __init__(
-        self, encoder: Encoder, vocabulary: Vocabulary, way: Way, in_bytes: bool = False, as_it_is: bool = False
+        self,
+        encoder: Encoder,
+        vocabulary: Vocabulary,
+        way: EmbeddingWay,
+        in_bytes: bool = False,
+        as_it_is: bool = False,
     ) -> None:
         """Takes over an encoder on its device. `in_bytes`: layers multiply in 8 bits. One that is `as_it_is` stays so:
         in evaluation, shared by ranks that call this together."""
@@ -83,7 +88,7 @@ class Embedder:
         return self.way.pooling.pool(hidden, starts).cpu().numpy()
 
 
-def read_way(model: StoredModel) -> Way:
+def read_way(model: StoredModel) -> EmbeddingWay:
     """Reads how a model makes the vector of a text: as its files for sentence-transformers say, or by the mean."""
     folder = model.folder
     if model.on_hub:
@@ -93,4 +98,4 @@ def read_way(model: StoredModel) -> Way:
     compared = read_table(folder / SIMILARITY).get("similarity_fn_name") if (folder / SIMILARITY).is_file() else None
     if compared not in (None, "cosine", "dot"):
         raise UserError(f"{folder / SIMILARITY}: compares vectors by {compared}; known are cosine and dot")
-    return Way(read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot")
+    return EmbeddingWay(read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot")

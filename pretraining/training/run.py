@@ -216,7 +216,8 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
         context.warn(warning)
     states = torch.empty(1, shape.hidden, dtype=engine.dtype, device=context.device)
-    if note := note_choice(states, shape.heads, max(phase.length for phase in recipe.phases)):
+    longest = max(phase.length for phase in recipe.phases)
+    if note := note_choice(states, shape.heads, longest, shape.attention_dropout):
         say(note)
     if latest is not None:
         branch, step = latest.run.branch, latest.record.step

@@ -28,7 +28,7 @@ def test_a_recipe_has_a_name_and_flags_change_it() -> None:
 
 
 def test_there_is_a_recipe_for_every_kind_of_task() -> None:
-    names = "demo elmo glue glue_large gpt miniature ner ner_features own squad1 squad2 swag"
+    names = "demo elmo embeddings glue glue_large gpt miniature ner ner_features own squad1 squad2 swag"
     assert [path.stem for path in OURS] == names.split()
 
 

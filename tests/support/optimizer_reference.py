@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pretraining.architectures.bert import ARCHITECTURE as BERT
-from pretraining.config.settings import Optimizer, Parallel, Precision
+from pretraining.config.settings import Compute, Optimizer, Parallel, Precision
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.step import Seeds, train_step
@@ -103,6 +103,7 @@ def make_engine(
     device: str = "cpu",
     late: Mapping[str, float] = {},
     model: PretrainingModel | None = None,
+    graphs: str = "auto",
     **more: Any,
 ) -> Engine:
     """An engine that trains `Pulled`, or another model; `more` is DeepSpeed's zero_optimization."""
@@ -111,6 +112,7 @@ def make_engine(
         optimizer=Optimizer.model_validate({"name": "lamb", **chosen}),
         precision=Precision.model_validate({"dtype": dtype}),
         parallel=Parallel.model_validate({"zero": zero, "offload": offload}),
+        compute=Compute.model_validate({"graphs": graphs}),
         deepspeed={
             "zero_optimization": {**(EVERYTHING_IS_CUT if zero == 3 else {}), **more},
             **({"fp16": scale} if dtype == "fp16" else {}),

@@ -115,7 +115,7 @@ TYPES = {
     "fp32": "scale slope_scale scale_kept epsilon direction",
     "*fp32": "means scales sums losses turns spreads halfway",
     "*i64": "labels sequences positions",
-    "*i32": "starts keys",
+    "*i32": "starts keys hashes",
     "*i8": "right",
 }
 """Of arguments; all others are the model's numbers."""
@@ -127,9 +127,14 @@ def compiled(
     """The machine code of a kernel for these numbers; `another`: for gelu by tanh, a norm whose sum goes on, or
     attention over several tiles of keys."""
     sizes = {"width": tile.width, "tile_rows": tile.rows, "tile_columns": tile.columns}
-    constants: dict[str, Any] = {**sizes, "drops": drops, "slopes": True, **({} if drops else {"keys": None})}
+    constants: dict[str, Any] = {
+        **sizes,
+        "drops": drops,
+        "slopes": True,
+        **({} if drops else dict.fromkeys(("keys", "hashes"))),
+    }
     constants |= {"chunk": gpu_cross_entropy.CHUNK, "tile": gpu_row_keys.PIECES, "half": HEAD // 2}
-    constants |= {"size": size, "adds_up": True, **dict.fromkeys(("tanh", "chains", "halts"), another)}
+    constants |= {"size": size, "adds_up": True, "whole": True, **dict.fromkeys(("tanh", "chains", "halts"), another)}
     constants |= {**dict.fromkeys(UNUSED.get((kernel, another), []))}
     known = {name: kind for kind, names in TYPES.items() for name in names.split()}
     names = kernel.arg_names
@@ -137,7 +142,9 @@ def compiled(
     aligned = {(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types[name].startswith("*")}
     given = {(at,): constants[name] for at, name in enumerate(names) if name in constants}
     source, target = ASTSource(kernel, types, given, aligned), GPUTarget("cuda", capability, 32)
-    code: bytes = triton.compile(source, target=target, options={"num_warps": tile.warps}).asm["cubin"]
+    code: bytes = triton.compile(
+        source, target=target, options={"num_warps": tile.warps, "num_stages": tile.stages}
+    ).asm["cubin"]
     return code
 
 

@@ -55,6 +55,18 @@ class MemoryWatch:
         self.most = max(self.most, read_own_memory() - self._before)
 
 
+class Launches(TorchDispatchMode):
+    """Counts PyTorch's operations that launch something on a GPU: all but views and allocations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not (operation.is_view or "empty" in str(operation) or "split" in str(operation))
+        return operation(*args, **(kwargs or {}))
+
+
 class LiveTensors(TorchDispatchMode):
     """Counts what operations make while it is entered, in bytes, until nobody holds it any more."""
 

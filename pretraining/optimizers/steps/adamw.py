@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.optimizers.declaration import OptimizerSettings
-from pretraining.optimizers.steps.flat import FlatOptimizer
+from pretraining.optimizers.steps.flat import FlatOptimizer, Rate
 
 SETTLED = 1 << 30
 """A number of steps after which bias correction has no effect."""
@@ -20,12 +19,13 @@ class AdamW(FlatOptimizer):
     """Adam with decoupled decay; without bias correction where the settings say so."""
 
     keeps_zeros = True  # PyTorch's step scales gradients in place; our kernel does not write them
+    asks_ranks = False
 
     def _is_ours(self, weights: Tensor) -> bool:
         """Whether our kernel can move these weights: on a CPU, where the host knows the scale."""
         return isinstance(self.scale, float) and kernels.usable(weights) and weights.dtype == torch.float32
 
-    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+    def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         steps = self.count_step(tensors)
         states = [self.get_state(tensor) for tensor in tensors]
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
@@ -34,24 +34,9 @@ class AdamW(FlatOptimizer):
                 self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
             return
         first, second = ([state[name] for state in states] for name in self.kind.state)
-        before = -1.0 if self.settings.bias_correction else float(SETTLED)  # PyTorch adds 1
-        adamw(
-            list(tensors),
-            gradients,
-            first,
-            second,
-            [],
-            list(torch._foreach_add(steps, before)),
-            fused=True,
-            grad_scale=self._find_divisor(tensors[0].device),
-            found_inf=self.found_inf(),
-            amsgrad=False,
-            beta1=self.settings.betas[0],
-            beta2=self.settings.betas[1],
-            lr=learning_rate,
-            weight_decay=decay,
-            eps=self.settings.epsilon,
-            maximize=False,
+        divisor = self._find_divisor(tensors[0].device)
+        move_by_pytorch(
+            (tensors, gradients, first, second, steps), learning_rate, decay, self.settings, self.found_inf, divisor
         )
 
     def _find_divisor(self, device: torch.device) -> Tensor | None:
@@ -61,7 +46,7 @@ class AdamW(FlatOptimizer):
         return None if self.scale == 1.0 else torch.full((), 1 / self.scale, device=device)
 
     def _move_by_our_kernel(
-        self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: float, decay: float
+        self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: Rate, decay: float
     ) -> None:
         """Moves averages and weights in one pass over memory, which also writes the rounded weights if there is a
         place."""
@@ -71,6 +56,35 @@ class AdamW(FlatOptimizer):
         numbers = find_adam_factors(self.settings, float(state["step"]))
         kernels.call("adamw", *flats, weights.numel(), *numbers, *map(float, factors))
         self.written |= {id(weights)} & self.rounded.keys()
+
+
+def move_by_pytorch(
+    lists: Sequence[Sequence[Tensor]],
+    learning_rate: Rate,
+    decay: float,
+    settings: OptimizerSettings,
+    found_inf: Tensor | None,
+    divisor: Tensor | None = None,
+) -> None:
+    """Moves tensors by PyTorch's fused Adam; the lists are weights, gradients, both averages, and numbers of steps."""
+    weights, gradients, first, second, steps = map(list, lists)
+    torch._fused_adamw_(
+        weights,
+        gradients,
+        first,
+        second,
+        [],
+        steps if settings.bias_correction else list(torch._foreach_add(steps, float(SETTLED))),
+        lr=learning_rate,
+        beta1=settings.betas[0],
+        beta2=settings.betas[1],
+        weight_decay=decay,
+        eps=settings.epsilon,
+        amsgrad=False,
+        maximize=False,
+        grad_scale=divisor,
+        found_inf=found_inf,
+    )
 
 
 def find_adam_factors(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:

@@ -4,6 +4,7 @@ names; the base class of all, and the one that moves parameters one by one, by t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -12,11 +13,14 @@ from torch import Tensor, nn
 
 from data_prep.common.sections import declared_in
 from pretraining.mesh.mesh import Shares
+from pretraining.model.cuda_graphs import RepeatedWork
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, find_optimizer
 from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
+Rate = Tensor | float
+"""A learning rate: a tensor where `needs_rate_tensor`."""
 WHOLE = Shares()
 """The shares of a model that each rank holds whole."""
 
@@ -57,12 +61,19 @@ def add_over_group(own: Tensor, group: Any) -> Tensor:
     return total.to(own.device)
 
 
+def needs_rate_tensor(weights: Tensor) -> bool:
+    """Whether the learning rate of these weights is a tensor on their device, as a CUDA graph needs it."""
+    return weights.is_cuda
+
+
 class FlatOptimizer(torch.optim.Optimizer):
     """An optimizer that knows the parameters in DeepSpeed's flat tensors. `prepare` must be called before the first
     step."""
 
     keeps_zeros: ClassVar[bool] = False
     """whether a step keeps zeros in gradients; otherwise it may overwrite them by anything"""
+    asks_ranks: ClassVar[bool] = True
+    """whether a step may need numbers of other ranks; it is then captured only where a rank holds all weights"""
 
     def __init__(self, kind: Optimizer, groups: Sequence[dict[str, Any]], settings: OptimizerSettings):
         assert not {"weight", "gradient", "step"} & {*kind.state}, f"{kind.state}: names that something else has"
@@ -72,6 +83,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         """flat tensors by the id of their tensor"""
         self.scale: Tensor | float = 1.0
         """the factor of gradients in a step; on a device it is NaN if they are not finite, and nothing moves"""
+        self.found_inf: Tensor | None = None
+        """1 on the device if the gradients of a step are not finite, else 0; None where the host has checked them"""
         self.rounded: dict[int, Tensor] = {}
         """by the id of a flat tensor, where a step may write its new weights in the type of the model"""
         self.written: set[int] = set()
@@ -80,6 +93,12 @@ class FlatOptimizer(torch.optim.Optimizer):
         """whether the weights that move decay by their role, also where the recipe's decay is 0"""
         self.dtype = torch.float32
         """the type of matrix products in an `update`: the model's, or fp32 for an offloaded optimizer"""
+        self.graph: RepeatedWork | None = None
+        """makes steps on a GPU by a CUDA graph; None makes them kernel by kernel"""
+        self._kept: list[Tensor] = []
+        """the gradients that the graph reads"""
+        self._numbers: list[Tensor] = []
+        """on a GPU, the factor of gradients, then the learning rate of each group"""
 
     def prepare(
         self,
@@ -92,6 +111,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         shares of weights, before the first step."""
         self.flats = {id(flat.tensor): flat for flat in flat_tensors}
         self.roles, self.shapes, self.shares = roles, shapes, shares
+        groups = [flat.group for flat in flat_tensors if flat.group is not None]
+        self._is_alone = not shares.divisions and all(dist.get_world_size(group) == 1 for group in groups)
         self.read_layout()
 
     def read_layout(self) -> None:
@@ -101,26 +122,65 @@ class FlatOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         assert closure is None
         self.written.clear()
-        for group in self.param_groups:
-            tensors = [tensor for tensor in group["params"] if tensor.grad is not None]
+        moving = [[tensor for tensor in group["params"] if tensor.grad is not None] for group in self.param_groups]
+        tensors = [*chain.from_iterable(moving)]
+        if not tensors or not needs_rate_tensor(tensors[0]):
+            self._move_groups(moving, [group["lr"] for group in self.param_groups])
+            return
+        count = 1 + len(self.param_groups)
+        self._numbers += [tensors[0].new_zeros(()) for _ in range(len(self._numbers), count)]
+        factor, *rates = self._numbers[:count]
+        for rate, group in zip(rates, self.param_groups, strict=True):
+            rate.fill_(group["lr"])
+        if isinstance(self.scale, Tensor):
+            self.scale = factor.copy_(self.scale)
+        if self.graph is None or self.graph.failed or (self.asks_ranks and not self._is_alone):
+            self._move_groups(moving, rates)
+        else:
+            key = self._find_key(moving)
+            self._keep_gradients(tensors, key)
+            self.graph.run(lambda: self._move_groups(moving, rates), key)
+
+    def _move_groups(self, moving: Sequence[Sequence[Tensor]], rates: Sequence[Rate]) -> None:
+        self.found_inf = self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
+        for group, tensors, rate in zip(self.param_groups, moving, rates, strict=True):
             if tensors:
                 self.decays = group.get("decays", True)
-                self.move(tensors, group["lr"], group["weight_decay"])
+                self.move(tensors, rate, group["weight_decay"])
 
-    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+    def _find_key(self, moving: Sequence[Sequence[Tensor]]) -> tuple[Any, ...]:
+        """Finds the addresses and numbers that a graph of this step would have, but for gradients."""
+        states = [[tensor, *self.get_state(tensor).values()] for tensor in chain.from_iterable(moving)]
+        addresses = [each.data_ptr() for each in chain.from_iterable(states)]
+        counts, decays = map(len, moving), [group["weight_decay"] for group in self.param_groups]
+        return (*addresses, *counts, *decays, self.scale if isinstance(self.scale, float) else None)
+
+    def _keep_gradients(self, tensors: Sequence[Tensor], key: tuple[Any, ...]) -> None:
+        """Copies gradients that lie elsewhere than in the step before to where the graph reads them."""
+        assert self.graph is not None
+        given = [tensor.grad for tensor in tensors if tensor.grad is not None]
+        if key != self.graph.key:
+            self._kept = given
+        moved = [pair for pair in zip(self._kept, given, strict=True) if pair[0].data_ptr() != pair[1].data_ptr()]
+        if moved:
+            torch._foreach_copy_([kept for kept, _ in moved], [new for _, new in moved])
+        for tensor, kept in zip(tensors, self._kept, strict=True):
+            tensor.grad = kept
+
+    def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         """Makes one step of tensors that have the same place on every rank: under stage 3, one tensor at a time."""
         raise NotImplementedError
 
-    def found_inf(self) -> Tensor | None:
-        """Returns 1 on the device if gradients are not finite, else 0; None where the host has checked them."""
-        return self.scale.isfinite().logical_not().float() if isinstance(self.scale, Tensor) else None
+    def scale_on(self, device: torch.device) -> Tensor:
+        """Returns the factor of gradients as a tensor on a device."""
+        return self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
 
     def count_step(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Counts this step for each tensor, and returns the counts; a step with `found_inf` does not count."""
-        steps, found_inf = [self.get_state(tensor)["step"] for tensor in tensors], self.found_inf()
+        steps = [self.get_state(tensor)["step"] for tensor in tensors]
         torch._foreach_add_(steps, 1.0)
-        if found_inf is not None:
-            torch._foreach_sub_(steps, [found_inf] * len(steps))
+        if self.found_inf is not None:
+            torch._foreach_sub_(steps, [self.found_inf] * len(steps))
         return steps
 
     def get_state(self, parameter: Tensor) -> dict[str, Tensor]:
@@ -141,38 +201,52 @@ class ByParameter(FlatOptimizer):
 
     def read_layout(self) -> None:
         flats = self.flats if self.kind.whole_matrices else {}
-        self._cut = {name: find_cut_parameters(flat) for name, flat in flats.items()}
+        self.cut = {name: find_cut_parameters(flat) for name, flat in flats.items()}
+        self.parts: dict[int, dict[str, list[Slice]]] = {name: {} for name in self.flats}
+        for number, flat in self.flats.items():
+            for part in flat.parts:
+                self.parts[number].setdefault(part.name, []).append(part)
 
-    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+    def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         for tensor in tensors:
             self._move_one(self.flats[id(tensor)], learning_rate, decay)
 
-    def _move_one(self, flat: FlatTensor, learning_rate: float, decay: float) -> None:
+    def rounding(self, device: torch.device) -> torch.autocast:
+        """Returns the context in which matrix products are in the type of the model."""
+        return torch.autocast(device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def _move_one(self, flat: FlatTensor, learning_rate: Rate, decay: float) -> None:
         """Moves the parameters of a flat tensor; all ranks of its group go through them in the same order."""
-        gradients = flat.tensor.grad
-        assert gradients is not None
-        gradients.mul_(self.scale)
-        [step], found_inf = self.count_step([flat.tensor]), self.found_inf()
-        state = self.get_state(flat.tensor)
-        sources = {WEIGHT: flat.tensor, GRADIENT: gradients, **{name: state[name] for name in self.kind.state}}
-        rounding = torch.autocast(flat.tensor.device.type, self.dtype, enabled=self.dtype != torch.float32)
+        [step], found_inf = self.count_step([flat.tensor]), self.found_inf
+        sources = self.find_sources(flat.tensor)
+        sources[GRADIENT].mul_(self.scale)
         for name in flat.sizes:
-            parts = [part for part in flat.parts if part.name == name]
-            for values in self._values(flat, name, parts, sources):
+            parts = self.parts[id(flat.tensor)].get(name, [])
+            for values in self.find_values(flat, name, parts, sources):
                 gradient = values.pop(GRADIENT)
                 before = {kind: value.clone() for kind, value in values.items() if found_inf is not None}
                 averages = {kind: value for kind, value in values.items() if kind != WEIGHT}
-                with rounding:
+                with self.rounding(flat.tensor.device):
                     change = self.kind.update(
                         self.roles[name], values[WEIGHT], gradient, averages, step.double(), self.settings
                     )
-                values[WEIGHT].mul_(1 - learning_rate * decay).sub_(change, alpha=learning_rate)
+                values[WEIGHT].mul_(1 - learning_rate * decay)
+                if isinstance(learning_rate, Tensor):
+                    values[WEIGHT].addcmul_(change, learning_rate, value=-1)
+                else:
+                    values[WEIGHT].sub_(change, alpha=learning_rate)
                 if found_inf is not None:
                     for kind, value in before.items():
                         values[kind].copy_(torch.where(found_inf > 0, value, values[kind]))
 
-    def _values(
-        self, flat: FlatTensor, name: str, parts: list[Slice], sources: Mapping[str, Tensor]
+    def find_sources(self, tensor: Tensor) -> dict[str, Tensor]:
+        """Returns a flat tensor, its gradients and its averages, by their names in an `update`."""
+        assert tensor.grad is not None
+        state = self.get_state(tensor)
+        return {WEIGHT: tensor, GRADIENT: tensor.grad, **{name: state[name] for name in self.kind.state}}
+
+    def find_values(
+        self, flat: FlatTensor, name: str, parts: Sequence[Slice], sources: Mapping[str, Tensor]
     ) -> Iterator[dict[str, Tensor]]:
         """Yields weight, gradient and state of a parameter, and writes changes back: this rank's stretches, or whole
         matrices, one for each part of a fused parameter."""
@@ -180,7 +254,7 @@ class ByParameter(FlatOptimizer):
             for part in parts:
                 yield {kind: flat.view_part(part, source) for kind, source in sources.items()}
             return
-        cut = name in self._cut[id(flat.tensor)]
+        cut = name in self.cut[id(flat.tensor)]
         if not cut and not parts:
             return  # another rank holds it
         shape = self.shapes[name]

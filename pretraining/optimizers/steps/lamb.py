@@ -22,7 +22,7 @@ from pretraining.model.gpu_tiles import Chunks
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.steps.adamw import find_adam_factors
-from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, add_over_group
+from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, Rate, add_over_group
 
 
 class SlotTable(NamedTuple):
@@ -59,9 +59,9 @@ class Lamb(FlatOptimizer):
         self._chunks.clear()
         self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
 
-    def move(self, tensors: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+    def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         by_kernel = kernels.usable(tensors[0])
-        if by_kernel and (found_inf := self.found_inf()) is not None and bool(found_inf):
+        if by_kernel and self.found_inf is not None and bool(self.found_inf):
             return  # the other ways skip a step by themselves
         steps = self.count_step(tensors)[0]
         tables = [self._tables[id(tensor)] for tensor in tensors]
@@ -72,7 +72,7 @@ class Lamb(FlatOptimizer):
             self.squares[tuple(name for table in tables for name in table.slots)] = squares
 
     def _move_by_kernel(
-        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: Rate, decay: float
     ) -> Tensor:
         """Moves tensors on a CPU: a slot that is whole here moves at once, while it is cached."""
         numbers = (*find_adam_factors(self.settings, float(steps)), float(decay), float(self.scale))
@@ -94,7 +94,7 @@ class Lamb(FlatOptimizer):
         return total
 
     def _move_by_triton(
-        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: Rate, decay: float
     ) -> Tensor:
         """Moves tensors on a GPU by kernels of our own, in a few launches; the host waits for nothing."""
         settings, device = self.settings, tensors[0].device
@@ -104,7 +104,7 @@ class Lamb(FlatOptimizer):
                 self._chunks[id(tensor)] = cut
         from pretraining.model import gpu_lamb  # loads Triton, which works where `usable` has said so
 
-        scale, rate = self._scale_on(device).float(), torch.full((), learning_rate, device=device)
+        scale, rate = self.scale_on(device).float(), torch.as_tensor(learning_rate, device=device)
         factors = gpu_lamb.Factors(
             settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale, rate
         )
@@ -114,10 +114,10 @@ class Lamb(FlatOptimizer):
         return gpu_lamb.step(flats, chunks, factors, add, self.decays)
 
     def _move_by_torch(
-        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: float, decay: float
+        self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: Rate, decay: float
     ) -> Tensor:
         """Moves tensors on any device by PyTorch's operations; the host waits for nothing."""
-        betas, scale = self.settings.betas, self._scale_on(steps.device)
+        betas, scale = self.settings.betas, self.scale_on(steps.device)
         finite = scale.isfinite()
         corrections = [1.0 - beta ** steps.double() if self.settings.bias_correction else 1.0 for beta in betas]
         squares = torch.zeros(sum(len(table.slots) for table in tables), 2, dtype=torch.float64, device=steps.device)
@@ -146,10 +146,6 @@ class Lamb(FlatOptimizer):
             for slot, (offset, length, whole) in zip(table.places, table.stretches.tolist(), strict=True):
                 yield begin + slot, bool(whole), [flat.view(-1).narrow(0, offset, length) for flat in flats]
             begin += len(table.slots)
-
-    def _scale_on(self, device: torch.device) -> Tensor:
-        """Returns the factor of gradients as a tensor on a device."""
-        return self.scale if isinstance(self.scale, Tensor) else torch.full((), self.scale, device=device)
 
     def _add_over_ranks(self, squares: Tensor, tables: Sequence[SlotTable]) -> Tensor:
         """Adds up the squares of slots, (slots, 2), over the ranks that hold parts of them."""

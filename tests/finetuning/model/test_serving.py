@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import hypothesis.strategies as st
@@ -20,6 +21,7 @@ from torch import Tensor
 from transformers import AutoModel
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
+from finetuning.model import serving
 from finetuning.model.heads import TaskBatch, TaskModel, compute_logits
 from finetuning.model.serving import FilledBatch, Graphs, GraphShape, ServedModel, check_int8, find_shape
 from pretraining.answering import layers
@@ -177,7 +179,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "_allowed", False)
     monkeypatch.setattr(layers, "lay_out", lay_out_padded)
     monkeypatch.setattr(layers, "can_pack", lambda _: False)
-    monkeypatch.setattr(Graphs, "capture", lambda self, batch: lambda: self.compute(batch))
+    monkeypatch.setattr(serving, "capture", lambda work, pool: (work, pool))
 
 
 def make_graphs(kind: str, sees: Sees = "both") -> Graphs:
@@ -224,21 +226,21 @@ def test_longer_more_and_too_few_texts_are_computed_as_they_are(lengths: tuple[i
     compute.assert_called_once_with(batch)
 
 
-def fail(self: Graphs, batch: TaskBatch) -> Callable[[], Tensor]:
+def fail(work: Callable[[], Tensor], pool: None) -> tuple[Callable[[], Tensor], None]:
     raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
 
-def change(self: Graphs, batch: TaskBatch) -> Callable[[], Tensor]:
-    return lambda: torch.nextafter(self.compute(batch), torch.tensor(math.inf))
+def change(work: Callable[[], Tensor], pool: None) -> tuple[Callable[[], Tensor], None]:
+    return lambda: torch.nextafter(work(), torch.tensor(math.inf)), pool
 
 
 @pytest.mark.usefixtures("as_on_a_gpu")
 @pytest.mark.parametrize(("capture", "said"), [(fail, "stream is capturing"), (change, "the same bits")])
 @torch.inference_mode()
 def test_a_graph_that_fails_or_says_something_else_is_not_used(
-    capture: Callable[[Graphs, TaskBatch], Callable[[], Tensor]], said: str, monkeypatch: pytest.MonkeyPatch
+    capture: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Graphs, "capture", capture)
+    monkeypatch.setattr(serving, "capture", capture)
     found, batch = make_graphs("classes"), batch_of("classes", (9,))
     with pytest.warns(UserWarning, match=said):
         first = found.logits(batch)

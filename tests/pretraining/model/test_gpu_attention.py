@@ -4,6 +4,7 @@ Where there is a GPU, it runs there; elsewhere Triton's interpreter runs it in P
 """
 
 from collections.abc import Iterator
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,7 +51,7 @@ def by_own(
 ) -> list[Tensor]:
     """What our kernels make of queries, keys and values, and the gradients of these and of their bias."""
     one_way, window, *first = sight
-    starts = random_batch(lengths, 50).starts.to(DEVICE)
+    starts = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=DEVICE)
     layout = Own(starts, max(lengths), len(lengths) if one_way else sum(first), window)
     leaves = [each.detach().to(DEVICE).requires_grad_() for each in (qkv, bias) if each is not None]
     sums = leaves[0] if bias is None else leaves[0] + leaves[1].detach()
@@ -75,6 +76,24 @@ def test_heads_of_128_numbers_and_sums_without_a_bias() -> None:
     rows = [5, 70]
     qkv, bias = inputs(75, 128)
     same(by_own(rows, qkv, None, 1), attend_plainly(random_batch(rows, 50), qkv, bias * 0, 1)[:2])
+
+
+MIXED = [[0, 1, 31, 32, 33], [98, 0, 127, 128], [129, 0], [512]]
+
+
+@pytest.mark.parametrize("rows", [[0, 2, 0, 66, 0], *map(slow, MIXED)])
+def test_all_is_written_also_around_empty_sequences(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody writes would be NaN here."""
+    empty: Any = torch.Tensor.new_empty
+
+    def poisoned(*given: Any, **named: Any) -> Tensor:
+        made: Tensor = empty(*given, **named)
+        return made.fill_(torch.nan) if made.is_floating_point() else made
+
+    qkv, bias = inputs(sum(rows), 32)
+    wanted = attend_plainly(random_batch([each for each in rows if each], 50), qkv, bias, 1)
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+    same(by_own(rows, qkv, bias, 1), wanted)
 
 
 def test_a_bias_may_be_added_first() -> None:

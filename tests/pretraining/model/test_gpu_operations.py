@@ -131,7 +131,7 @@ def test_gradients_of_few_rows_are_sums_that_do_not_stand_still(dtype: torch.dty
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Forgets which kernels work, before and after."""
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
     monkeypatch.setattr(gpu, "_failed", False)
     gpu._works.cache_clear()
     yield

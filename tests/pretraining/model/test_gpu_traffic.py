@@ -112,10 +112,11 @@ OPERATIONS: dict[str, tuple[Any, list[tuple[int, ...]], int, float]] = {
     "sum, norm": (lambda *given: SUM_AND_NORM(*given, 1e-6, NO_MASKS), [ALL, ONE, ALL, ONE, ONE], 4 + 4, 1.3),
     "gate": (gpu.geglu, [(ROWS, 2 * HIDDEN)], 3 + 5, 1.3),
     "positions": (lambda qkv: gpu.rotate(qkv * 1, torch.arange(ROWS), TURNS, 2), [(ROWS, 3 * HIDDEN)], 4 + 4, 1.3),
-    "attention": (attend, [(ROWS, 3 * HIDDEN), (3 * HIDDEN,)], 4 + 8, 13 / 12),
+    "attention": (attend, [(ROWS, 3 * HIDDEN), (3 * HIDDEN,)], 4 + 8 + 4, 1.04),
 }
 """Operations, the shapes of what they take, what they must move forward and backward in U, and how much more they may
-for what belongs to rows and columns, keys of rows, and sums of blocks."""
+for what belongs to rows and columns, keys of rows, and sums of blocks. The last 4 U of attention are gradients of
+queries between two tiles of keys, in fp32, which stay in the GPU's cache."""
 
 
 @pytest.mark.skipif(has_gpu(), reason="the interpreter counts")

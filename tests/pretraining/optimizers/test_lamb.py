@@ -12,9 +12,8 @@ from support.optimizer_reference import NVIDIA, error, first_weights, make_engin
 from support.pretended_gpu import PretendedGpu
 from support.processes import spawn
 from support.training import connect_ranks, run_connected
-from support.watches import OnlyDeterministic
+from support.watches import Launches, OnlyDeterministic
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretraining.engine.engine import Engine
 from pretraining.model import cpu_kernels as kernels
@@ -242,18 +241,6 @@ def test_lamb_by_our_kernels_on_a_gpu_is_lamb(chosen: dict[str, Any]) -> None:
         wanted.step()
         assert all(map(torch.equal, before, twin.everything()))
         twin.lamb.scale = wanted.lamb.scale = 1.0
-
-
-class Launches(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts PyTorch's operations that launch something on a GPU: all but views and allocations."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not (operation.is_view or "empty" in str(operation) or "split" in str(operation))
-        return operation(*args, **(kwargs or {}))
 
 
 def test_a_step_on_a_gpu_takes_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:

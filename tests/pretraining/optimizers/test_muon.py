@@ -1,6 +1,8 @@
 """Muon against PyTorch's own, against its iteration in fp64, on any ranks, and against AdamW where it is Adam."""
 
+import math
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -8,11 +10,16 @@ import torch
 from support.optimizer_reference import error, first_weights, make_engine, moved, reference
 from support.optimizer_reference import orthogonalize_plainly as plainly
 from support.training import run_connected
+from support.watches import Launches
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
+from pretraining.model import cuda_graphs
 from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, TABLE, Role
+from pretraining.optimizers.muon import OPTIMIZER as MUON_KIND
 from pretraining.optimizers.muon import orthogonalize
+from pretraining.optimizers.steps import flat as flat_steps
+from pretraining.optimizers.steps import muon as muon_steps
 from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
 
 MUON = {"name": "muon", "bias_correction": False}
@@ -63,6 +70,58 @@ def test_matrices_of_layers_move_as_pytorch_has_it(shape: tuple[int, int], parts
     assert (found - wanted).norm() < 0.02 * (wanted - begin).norm()
 
 
+PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
+    "tall": (MATRIX, (24, 16)),
+    "bias": (BIAS, (7,)),
+    "fused": (MATRIX._replace(parts=3), (48, 16)),
+    "wide": (MATRIX, (16, 24)),
+    "table": (TABLE, (9, 16)),
+}
+"""The weights of a layer."""
+
+
+def move_layers(
+    layers: int, by_stacks: bool, scales: Sequence[float], patch: pytest.MonkeyPatch
+) -> tuple[list[list[Tensor]], int]:
+    """Moves layers in one flat tensor, as on a GPU or one by one: weights, averages and number of steps after each
+    step, and the launches of the last."""
+    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: by_stacks)
+    known = {f"{name}.{layer}": each for layer in range(layers) for name, each in PARTS.items()}
+    roles = {name: role for name, (role, _) in known.items()}
+    shapes = {name: torch.Size(shape) for name, (_, shape) in known.items()}
+    sizes = {name: shape.numel() for name, shape in shapes.items()}
+    ends = list(accumulate(sizes.values()))
+    parts = tuple(Slice(name, 0, size, end - size) for (name, size), end in zip(sizes.items(), ends, strict=True))
+    together = random(7, (ends[-1],))
+    settings = recipe.Optimizer.model_validate({"name": "muon", "weight_decay": 0.1})
+    optimizer = muon_steps.Muon(MUON_KIND, [{"params": [together]}], settings)
+    optimizer.prepare([FlatTensor(together, sizes, parts)], roles, shapes)
+    found = []
+    for step, (scale, rate) in enumerate(zip(scales, RATES, strict=True)):
+        together.grad, optimizer.scale = random(step + 1, together.shape), torch.tensor(scale)
+        optimizer.param_groups[0]["lr"] = rate
+        with Launches() as launches:
+            optimizer.step()
+        found.append([each.clone() for each in (together, *optimizer.get_state(together).values())])
+    return found, launches.count
+
+
+@pytest.mark.parametrize("most", [1 << 24, 2 * 24 * 16, 1])
+def test_together_matrices_move_as_one_by_one(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step whose gradient is not finite moves nothing, to the bit."""
+    monkeypatch.setattr(muon_steps, "STACK", most)
+    scales = [1.0, 0.5, math.nan, 0.1, 1.0, math.inf]
+    (found, _), (wanted, _) = (move_layers(3, by_stacks, scales, monkeypatch) for by_stacks in (True, False))
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
+    for skipped in (2, 5):
+        assert all(map(torch.equal, found[skipped], found[skipped - 1]))
+
+
+def test_the_launches_of_a_step_do_not_depend_on_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = (move_layers(layers, True, [1.0] * len(RATES), monkeypatch)[1] for layers in (1, 4))
+    assert few == many
+
+
 @pytest.mark.parametrize("shape", [(24, 96), (96, 24), (40, 40)])
 def test_the_nearest_orthogonal_matrix_is_that_of_the_plain_iteration(shape: tuple[int, int]) -> None:
     """Also where singular values span three orders of size."""
@@ -108,6 +167,10 @@ def on_all_stages() -> dict[Any, Any]:
     found: dict[Any, Any] = {zero: moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
     found |= {("offloaded", zero): moved(make_engine("fp32", zero, MUON, offload="optimizer")) for zero in (1, 2, 3)}
     found |= {("bf16", zero): moved(make_engine("bf16", zero, MUON)) for zero in (1, 3)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flat_steps, "needs_rate_tensor", lambda _: True)
+        patch.setattr(cuda_graphs, "capture", lambda work: (work, None))
+        found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
     return found
 
 
