@@ -38,21 +38,16 @@ class Embedder:
     """Computes vectors of texts, without padding. On a CPU the layers are those for inference."""
 
     def __init__(
-        self,
-        encoder: Encoder,
-        vocabulary: Vocabulary,
-        way: EmbeddingWay,
-        in_bytes: bool = False,
-        as_it_is: bool = False,
+        self, encoder: Encoder, vocabulary: Vocabulary, way: EmbeddingWay, in_bytes: bool = False, shared: bool = False
     ) -> None:
-        """Takes over an encoder on its device. `in_bytes`: layers multiply in 8 bits. One that is `as_it_is` stays so:
-        in evaluation, shared by ranks that call this together."""
+        """Takes over an encoder on its device. `in_bytes`: layers multiply in 8 bits. An encoder that ranks have
+        `shared` stays as it is: they call all methods together."""
         self.encoder, self.width, self.way = encoder, encoder.shape.hidden, way
         self.device = next(encoder.parameters()).device
         self._cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if self.device.type == "cuda" else PIECES
         self._sees_one = way.pooling.how != "mean"
-        self._served = None if as_it_is else serve_encoder(encoder, self._sees_one, in_bytes)
+        self._served = None if shared else serve_encoder(encoder, self._sees_one, in_bytes)
 
     @classmethod
     def open(

@@ -36,7 +36,7 @@ from pretraining.mesh.mesh import Mesh
 from pretraining.model.batch import PretrainingBatch, PretrainingBatches
 from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, configure_objective, find_objective
 from pretraining.processes.context import Context
-from pretraining.processes.group import gather
+from pretraining.processes.group import exchange
 from pretraining.reporting.records import EvaluationRecord
 from pretraining.scoring.embedding import Embedder, EmbeddingWay
 from pretraining.scoring.pairs import Asked, Pair, PairCount, list_sentences, read_pairs, take_pairs
@@ -275,13 +275,12 @@ def score_retrieval(
     mesh, model, shared = engine.mesh, copy_model(engine), engine.mesh.tensor_ranks > 1
     if not shared:
         model = model.float().to(engine.device).eval().requires_grad_(False)
-    embedder = Embedder(model, read_vocabulary(data), EmbeddingWay(Pooling(), length), as_it_is=shared)
+    embedder = Embedder(model, read_vocabulary(data), EmbeddingWay(Pooling(), length), shared=shared)
     engine.deepspeed.eval()
     own = retrieval.rank(embedder.compute, before=before, place=(mesh.data_rank, mesh.data_ranks))
     engine.deepspeed.train()
-    found, done = retrieval.start_ranking(), set[int]()
-    for rank, rows, scores in gather((mesh.data_rank, own.rows.tolist(), own.scores.tolist())):
-        if rank not in done:  # ranks that share a model have the same
-            found.add_ranking(np.array(rows), np.array(scores, np.float32))
-        done.add(rank)
+    found, best = retrieval.start_ranking(), np.stack([own.rows, own.scores])
+    for told in exchange(best.tobytes())[:: mesh.tensor_ranks]:  # ranks that share a model have found the same
+        rows, scores = np.frombuffer(told).reshape(best.shape)
+        found.add_ranking(rows.astype(np.int64), scores.astype(np.float32))
     return retrieval.score(found.rows)

@@ -21,10 +21,16 @@ SHARED = ("--parallel.tensor", "2")
 
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """A run that saves, averages, asks minimal pairs and finds a micro-batch."""
+    """A run that saves, averages, asks minimal pairs and passages, and finds a micro-batch."""
     pairs = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
     pairs.write_text("good\tbad\nThe river was long.\tThe river long was.\nThey are here.\tThey is here.\n")
-    asked = ["--evaluation.pairs", str(pairs), "--phases.1.micro_batch", "auto"]
+    (folder := tmp_path_factory.mktemp("retrieval") / "qrels").mkdir()
+    (folder / "test.tsv").write_text("query\tpassage\tgrade\n1\t2\t1\n")
+    rows = [f'{{"_id": {number}, "text": "{"the river was long " * number}"}}\n' for number in range(1, 6)]
+    for name in ("queries", "corpus"):
+        (folder.parent / f"{name}.jsonl").write_text("".join(rows))
+    asked = ["--evaluation.pairs", str(pairs), "--evaluation.retrieval", str(folder.parent)]
+    asked += ["--phases.1.micro_batch", "auto"]
     return [*training.SAVES, "--checkpoints.average", "2", *asked]
 
 
@@ -52,6 +58,7 @@ def test_four_ranks_that_share_models_train_as_two_that_have_whole_ones(
         assert ours["scored_examples"] == theirs["scored_examples"]
         assert ours["masked_loss"] == pytest.approx(theirs["masked_loss"], rel=1e-5)
         assert ours["pairs_accuracy"] == theirs["pairs_accuracy"]
+        assert ours["retrieval_mrr_10"] == theirs["retrieval_mrr_10"]
     assert distance(run, whole) < 1e-6
     assert read_record(list_finished(run)[-1]).tensor_ranks == 2
     assert Saved.read(list_finished(run)[-1]).run.leapt is None, "losses count once, and make no leap"
