@@ -97,8 +97,8 @@ class Exercise:
         """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
         given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
         given |= {"logging.tensorboard": "false", "checkpoints.every": 0}
-        recipe = "squad1" if self.task == "squad" else "glue"
-        return load_settings(recipe, [f"--{name}={value}" for name, value in given.items()])
+        recipes = {"squad": "squad1", "pairs": "embeddings"}
+        return load_settings(recipes.get(self.task, "glue"), [f"--{name}={value}" for name, value in given.items()])
 
     def find(self, setup: Setup) -> Task:
         """Opens the task with all of its items."""
