@@ -326,14 +326,14 @@ class TheirTraining:
 
     def take_turns(self, answer: Answer) -> None:
         """Trains for all epochs."""
+        os.environ["TQDM_DISABLE"] = "1"
         silence_transformers()
-        from datasets import Dataset, disable_progress_bars
+        from datasets import Dataset
         from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
         from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
         from sentence_transformers.base.sampler import DefaultBatchSampler
         from transformers.trainer_pt_utils import LengthGroupedSampler
 
-        disable_progress_bars()
         steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
         torch.set_num_threads(default_threads(World()))
         chosen: Any = task.train

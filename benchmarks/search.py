@@ -7,7 +7,8 @@
 The tests: the paragraphs of XQuAD's English questions among all of its paragraphs, and the pairs of held-out documents
 of Wikipedia (both from the folder that CLOZE_DATA names). Encoders are trained on SQuAD's questions, without XQuAD's
 articles, and on pairs of the other documents. Every ranking is scored by evaluate.py's code. Each row is written at
-once; the same command goes on after a stop, and measures nothing twice.
+once; the same command goes on after a stop, and measures nothing twice. all-MiniLM-L6-v2 takes part where its folder
+is in build/.
 """
 
 import sys
@@ -73,8 +74,6 @@ class Search:
 
     model: Path = ROOT / "build" / "search-mini"
     """A pre-trained mini: a run or an exported folder."""
-    minilm: Path = MINILM
-    """A folder of all-MiniLM-L6-v2, which is left out where it is not there."""
     minutes: float = 10.0
     """Minutes of each training."""
     out: Path | None = None
@@ -160,7 +159,7 @@ def measure(wanted: Search, console: Console) -> None:
     do = partial(run_script, folder, console)
     texts = sorted(path for path in (data / "wiki").rglob("*") if path.is_file())[:FILES]
     do("data_prep/pairs.py", "--docs", *texts, "--out", folder / "wiki")
-    counts, models = write_data(folder, data), {"mini": wanted.model, "MiniLM": wanted.minilm}
+    counts, models = write_data(folder, data), {"mini": wanted.model, "MiniLM": MINILM}
     for name, model in models.items():
         if not model.is_dir():
             console.print(f"{model}: not there, so {name} is left out", markup=False)

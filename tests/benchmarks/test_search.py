@@ -43,6 +43,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_squad(folder / search.SQUAD, {"River": {"is it known?": "it is"}, "Empire": {"who is he?": "b is he"}})
     monkeypatch.setenv("CLOZE_DATA", str(folder))
     monkeypatch.setattr(search, "ROOT", tmp_path)
+    monkeypatch.setattr(search, "MINILM", tmp_path / "none")
     return folder
 
 
@@ -69,7 +70,7 @@ def test_each_system_has_a_row_and_a_stop_loses_none(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mini, out = write_bert(tmp_path / "mini", VOCABULARY, positions=128), tmp_path / "kept.json"
-    wanted = Search(mini, tmp_path / "none", 1.0, out)
+    wanted = Search(mini, 1.0, out)
     monkeypatch.setattr(search, "run_script", StandIn(fails=True))
     with pytest.raises(KeyboardInterrupt):
         measure(wanted, Console(width=200))
