@@ -60,7 +60,7 @@ REPEATS = 3
 """Times that each question of SQuAD is in the training data, of which titles and passages are most."""
 SCORED = 500
 """Pairs of dev on which a trained model is scored at its end."""
-PROBE_STEPS, BATCH = 10, 64
+PROBE_STEPS, BATCH = 20, 64
 """Steps by whose speed the number of steps that fill the minutes is found, and pairs of a step."""
 RATES = {"mini": "5e-4", "MiniLM": "5e-5"}
 """Learning rates of models with and without vectors that were trained before."""

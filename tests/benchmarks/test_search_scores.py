@@ -12,6 +12,7 @@ from support.commands import assert_refusal, run_main
 from support.tasks import VOCABULARY
 
 from benchmarks import search
+from benchmarks.finetuning_sides import SQUAD
 from benchmarks.measure import read_results
 from benchmarks.search import Search, measure, rank_by_bm25, rank_by_tfidf
 from benchmarks.tables import summarise_search
@@ -40,7 +41,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "data"
     write_wiki(folder / "wiki", documents=80)
     write_squad(folder / search.XQUAD, {"River": {f"where is a{n}?": f"a{n} is here" for n in range(3)}})
-    write_squad(folder / search.SQUAD, {"River": {"is it known?": "it is"}, "Empire": {"who is he?": "b is he"}})
+    write_squad(folder / SQUAD, {"River": {"is it known?": "it is"}, "Empire": {"who is he?": "b is he"}})
     monkeypatch.setenv("CLOZE_DATA", str(folder))
     monkeypatch.setattr(search, "ROOT", tmp_path)
     monkeypatch.setattr(search, "MINILM", tmp_path / "none")
