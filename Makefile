@@ -13,12 +13,16 @@ PROCESSES := 3
 TESTS = $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 # make gpu: the measurements for a machine with a GPU, whose own torch is kept. See docs/gpu.md.
-PYTHON_VERSION ?= 3.12
-HAS ?= torch numpy pyarrow
+GPU_PYTHON ?= 3.12
+GPU_PACKAGES ?= accelerate annotated-doc annotated-types anyio click deepspeed docstring-parser einops execnet h11 hf-xet \
+  hjson httpcore2 httpx2 huggingface-hub hypothesis idna iniconfig markdown-it-py mdurl msgpack ninja \
+  packaging pluggy psutil py-cpuinfo pydantic pydantic-core pygments pytest pytest-timeout pytest-xdist pyyaml \
+  regex rich safetensors sentencex shellingham sortedcontainers tokenizers tqdm transformers truststore \
+  typeguard typer typing-extensions typing-inspection tyro
 # The results stay in build/, where the next `make gpu` looks for them; OUT, which some machines set, gets a copy. The
 # minutes count from here, with the time of the installation.
 UNTIL := $(if $(MINUTES),$(shell expr $$(date +%s) + 60 \* $(MINUTES)))
-GPU := $(if $(DRY),$(BIN),build/gpu-venv/bin)/python benchmarks/gpu/run.py
+GPU := PYTHONPATH=build/gpu-site $(if $(DRY),$(BIN)/python,$(PYTHON))
 
 .PHONY: demo cluster test test-processors test-timed test-lowest test-slow test-slurm test-all breaks style lint lock recipes-page benchmark gpu gpu-parts gpu-tables gpu-text gpu-wheels gpu-keep clean clean-venv
 
@@ -98,23 +102,29 @@ benchmark: .venv/installed-dev
 	$(BIN)/python benchmarks/scaling.py --parallel.tensor 2
 	$(BIN)/python benchmarks/report.py
 
-gpu: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS)) $(if $(UNTIL),--until $(UNTIL))
+GPU_READY := $(if $(DRY),.venv/installed-dev,build/gpu-site/installed)
+gpu: $(GPU_READY) build/gpu-shards/manifest.json
+	$(GPU) benchmarks/gpu/run.py $(if $(DRY),--dry) $(if $(AGAIN),--again) $(if $(PARTS),--parts $(PARTS)) $(if $(UNTIL),--until $(UNTIL))
 
-gpu-parts: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) list
+gpu-parts: $(GPU_READY)
+	$(GPU) benchmarks/gpu/run.py list
 
-gpu-keep: $(if $(DRY),.venv/installed-dev,build/gpu-venv/installed)
-	$(GPU) keep
+gpu-keep: $(GPU_READY)
+	$(GPU) benchmarks/gpu/run.py keep
+
+# 5 MB of real text, which are 12,000 sequences at 128
+GPU_TEXT = $(if $(wildcard $(TEXT)/wiki),$(TEXT)/wiki/AA/wiki_0* --vocab $(TEXT)/vocab.txt --lengths 128 512 1024,demo)
+build/gpu-shards/manifest.json: | $(GPU_READY)
+	$(GPU) data_prep/shard.py --docs $(GPU_TEXT) --out build/gpu-shards
 
 # Table 5 in minutes, of which the last is for runs to save and stop, and for the table of those that are done; gpu-text
 # packs on a machine with the data what this needs in build/gpu-tables.
 TABLES := build/gpu-tables
 TEXT = $(or $(CLOZE_DATA),data)
-gpu-tables: build/gpu-venv/installed $(TABLES)/data.tar.xz
-	test -d $(TABLES)/data || build/gpu-venv/bin/python -m tarfile -e $(TABLES)/data.tar.xz $(TABLES)
-	CLOZE_DATA=$(TABLES)/data timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 59) \
-	  build/gpu-venv/bin/python benchmarks/reproduce.py table5 --scale gpu --out $(TABLES)/made || test $$? = 124
+gpu-tables: build/gpu-site/installed $(TABLES)/data.tar.xz
+	test -d $(TABLES)/data || $(PYTHON) -m tarfile -e $(TABLES)/data.tar.xz $(TABLES)
+	CLOZE_DATA=$(TABLES)/data PYTHONPATH=build/gpu-site timeout --kill-after 60 $$(expr 60 \* $(or $(MINUTES),9) - 59) \
+	  $(PYTHON) benchmarks/reproduce.py table5 --scale gpu --out $(TABLES)/made || test $$? = 124
 	$(if $(OUT),mkdir -p $(OUT) && cp $(TABLES)/made/table5-gpu*.json $(OUT) || true)
 
 gpu-text: .venv/installed-dev
@@ -129,11 +139,22 @@ $(TABLES)/data.tar.xz:
 	@echo "error: no $@: make gpu-text packs it on a machine with the data"; exit 2
 
 gpu-wheels: .venv/installed-dev
-	$(BIN)/python benchmarks/gpu/basics.py data
-	$(BIN)/python benchmarks/gpu/wheels.py --python $(PYTHON_VERSION) --has $(HAS)
+	$(MAKE) DRY=1 build/gpu-shards/manifest.json
+	rm -rf build/gpu-wheels
+	ONLY="$(GPU_PACKAGES)" WHEELS=build/gpu-wheels FOR=$(GPU_PYTHON) PYTHON=$(BIN)/python cluster/offline.sh
+	$(BIN)/python -c 'from benchmarks.measure import note_commit; note_commit()'
 
-build/gpu-venv/installed: benchmarks/gpu/install.py requirements.lock $(wildcard build/gpu-wheels)
-	timeout 480 $(PYTHON) benchmarks/gpu/install.py build/gpu-venv build/gpu-wheels
+# Beside the packages of PYTHON, so that its own torch is kept, and nothing is installed that it has.
+GPU_WHEELS = $(wildcard build/gpu-wheels)
+ABSENT := import sys, re; from importlib.metadata import distributions as all; \
+  print(*{*sys.argv[1:]} - {re.sub("[-_.]+", "-", each.metadata["Name"] or "").lower() for each in all()})
+build/gpu-site/installed: requirements.lock $(GPU_WHEELS)
+	@$(PYTHON) -c 'import torch' || { echo 'error: $(PYTHON) has no torch: install one for your GPU, or name another: make gpu PYTHON=...'; exit 2; }
+	rm -rf build/gpu-site
+	mkdir -p build/gpu-site
+	absent=$$($(PYTHON) -c '$(ABSENT)' $(GPU_PACKAGES)); test -z "$$absent" || \
+	  DS_BUILD_OPS=0 $(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target build/gpu-site \
+	  $(if $(GPU_WHEELS),--no-index --find-links build/gpu-wheels,--constraint requirements.lock) $$absent
 	touch $@
 
 # The marks are newer than pyproject.toml once it is installed, so that nothing is installed twice. A Python that will not

@@ -9,11 +9,14 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
 from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
@@ -94,6 +97,12 @@ def list_instruction_sets() -> list[str]:
     return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
 
 
+def note_commit() -> None:
+    """Notes the commit beside the wheels for a machine that gets a copy of this tree."""
+    COMMIT.unlink(missing_ok=True)
+    COMMIT.write_text(f"{find_commit()} {compute_code_digest()}\n")
+
+
 def find_commit() -> str:
     """Returns the commit that is measured, with + if files have changed since. If the code equals that for which wheels
     were gathered, it is their commit: the machine may have no checkout, or one without the history."""
@@ -130,6 +139,28 @@ def _gpu() -> dict[str, Any]:
         return {}
     gpu = torch.cuda.get_device_properties(0)
     return {"gpu": gpu.name, "gpu_memory_gib": round(gpu.total_memory / 2**30, 1)}
+
+
+@cache
+def sample_gpu() -> list[tuple[float, ...]]:
+    """Returns a list that gets the watts and MHz of the GPU every 100 ms from now on, by nvidia-smi if it is there."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0] or "0"
+    what = ("--query-gpu=power.draw.instant,clocks.sm", "--format=csv,noheader,nounits", "--loop-ms=100")
+    command, samples = ["nvidia-smi", f"--id={gpu}", *what], list[tuple[float, ...]]()
+
+    def read() -> None:
+        with suppress(OSError), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            for line in process.stdout or ():
+                with suppress(ValueError):  # a GPU may not say what its power is
+                    samples.append(tuple(map(float, line.split(","))))
+
+    threading.Thread(target=read, daemon=True).start()
+    return samples
+
+
+def summarise_samples(samples: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the medians of watts and MHz, if there are any."""
+    return {name: median(each) for name, each in zip(("watts", "mhz"), zip(*samples, strict=True), strict=False)}
 
 
 def _cpu_line(name: str) -> str:

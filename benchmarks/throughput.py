@@ -38,7 +38,7 @@ from rich.console import Console
 from benchmarks.contests import OURS, Turns, alternate, spread
 from benchmarks.measure import ResultsFile, describe_run, run_command
 from benchmarks.peer import find_missing_packages
-from benchmarks.sides import NoMemoryError, Side, SideSpec, open_sides
+from benchmarks.sides import NoMemoryError, Side, SideSpec, open_sides, share_process
 from benchmarks.tables import show_contest
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import AUTO, Contest, OurTraining, TheirTraining
@@ -76,10 +76,16 @@ def build_our_side(**sections: Any) -> SideSpec:
     return SideSpec(partial(OurTraining, settings=EngineSettings(**sections)))
 
 
+def choose_graphs(choice: str) -> Compute:
+    """Chooses whether the optimizer's step is a CUDA graph, where the recipe knows the setting."""
+    return Compute.model_validate({"graphs": choice} if "graphs" in Compute.model_fields else {})
+
+
 SIDES = {
     OURS: SideSpec(OurTraining),
     "cloze, deterministic": build_our_side(compute=Compute(deterministic=True)),
     "cloze, own attention": build_our_side(compute=Compute(attention="own")),
+    "cloze, no graphs": build_our_side(compute=choose_graphs("off")),
     "cloze, LAMB": build_our_side(optimizer=Optimizer(name="lamb")),
     "cloze, Muon": build_our_side(optimizer=Optimizer(name="muon")),
     **{f"cloze, {name}": SideSpec(partial(OurTraining, other=name)) for name in MASKED},
@@ -162,9 +168,13 @@ class ContestRun:
         self._shape, read = contest.open(bench.shards)
         self._batches = [*map(read, range(WARM_UP + bench.settings.rounds))]
         self._seconds: dict[str, Sequence[float]] = {}
-        self._models: dict[str, tuple[Shape, int]] = {}
-        """The shape of each side's model, and its largest memory in bytes."""
+        self._models: dict[str, tuple[Shape, dict[str, float]]] = {}
+        """The shape of each side's model, and what it has said of its process and its GPU."""
         self._ceilings: list[float] = []
+        self._kernels: list[dict[str, Any]] = []
+        pieces, hidden, inner = len(self._batches[0].pieces), self._shape.hidden, self._shape.intermediate
+        self._products = [(pieces, *each) for each in ((hidden, 3 * hidden), (hidden, inner), (inner, hidden))]
+        """The products of a layer in a step."""
 
     def measure(self, kinds: Mapping[str, SideSpec]) -> None:
         """Lets these sides, which hold their memory at the same time, make their steps in turns."""
@@ -176,7 +186,7 @@ class ContestRun:
             def take_turn(side: Side, coming: Iterator[tuple[int, PretrainingBatch]]) -> float:
                 number, batch = next(coming)
                 if side.name == first and number % EACH == 0:
-                    self._ceilings.append(measure_flops(bench.device, bench.dtype))
+                    self._ceilings.append(measure_flops(bench.device, bench.dtype, products=self._products))
                 seconds = float(side.ask("step", batch))
                 progress.advance(1)
                 return seconds
@@ -184,16 +194,19 @@ class ContestRun:
             turns = {name: partial(take_turn, side, enumerate(self._batches)) for name, side in sides.items()}
             with progress.show():
                 self._seconds |= alternate(turns, bench.settings.rounds, WARM_UP).seconds
-            self._models |= {name: side.ask("describe") for name, side in sides.items()}
+            for name, side in sides.items():
+                shape, found = side.ask("describe")
+                if share_process() and len(sides) > 1:  # it is that of all of them
+                    del found["peak_memory_gib"]
+                self._models[name] = shape, found
             if bench.settings.profile is not None and OURS in sides:
-                sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
+                self._kernels = sides[OURS].ask("write_profile", bench.settings.profile / str(self._contest))
 
     def describe(self) -> dict[str, Any]:
         """Returns the results of all sides so far."""
         ceiling, sides = median(self._ceilings), {}
-        for name, (shape, peak) in self._models.items():
-            figures = summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling)
-            sides[name] = {**figures, "peak_memory_gib": round(peak / 2**30, 2)}
+        for name, (shape, found) in self._models.items():
+            sides[name] = {**summarise(shape, self._batches[WARM_UP:], self._seconds[name], ceiling), **found}
         return {
             "sequences": self._contest.sequences,
             "matrix_gflops": round(ceiling / 1e9),
@@ -201,6 +214,7 @@ class ContestRun:
             "apart": self._apart,
             "sides": sides,
             "times_as_fast_as": Turns(self._seconds).compute_ratios(),
+            **({"kernels": self._kernels} if self._kernels else {}),
         }
 
 

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from benchmarks.measure import sample_gpu, summarise_samples
 from benchmarks.peer import pad_batch, silence_transformers
 from benchmarks.sides import NoMemoryError
 from data_prep.common.errors import UserError
@@ -44,6 +47,8 @@ LEARNING_RATE = 1e-6
 USUAL = EngineSettings()
 """The defaults of a recipe: AdamW, nothing compiled."""
 LTR = Learning("ltr", pairs=False, sees="before")
+KERNELS = 25
+"""Rows of the times of kernels in results."""
 AUTO = 0
 """Stands for as many sequences as fit."""
 
@@ -152,18 +157,24 @@ class TrainingSide:
     shape: Shape
     take: Callable[[PretrainingBatch], None]
     compute: Callable[[], None]
+    samples: Sequence[Sequence[float]] = ()
+    """Power and clock of the GPU during steps."""
 
     def step(self, batch: PretrainingBatch) -> float:
         """Makes a step on a batch; returns the seconds from when it is prepared to its end."""
         self.take(batch)
-        start = time.perf_counter()
+        samples = sample_gpu() if self.device.type == "cuda" else []
+        known, start = len(samples), time.perf_counter()
         self.compute()
         synchronize(self.device)
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.samples = [*self.samples, *samples[known:]]
+        return seconds
 
-    def describe(self) -> tuple[Shape, int]:
-        """Returns the shape of its model, and its peak memory in bytes."""
-        return self.shape, read_peak_memory(self.device)
+    def describe(self) -> tuple[Shape, dict[str, float]]:
+        """Returns the shape of its model; the peak memory of its process, and the power and clock of its GPU."""
+        peak = round(read_peak_memory(self.device) / 2**30, 2)
+        return self.shape, {"peak_memory_gib": peak, **summarise_samples(self.samples)}
 
 
 class OurTraining(TrainingSide):
@@ -176,20 +187,23 @@ class OurTraining(TrainingSide):
         sizes = {"layers": shape.layers, "hidden": shape.hidden, "positions": shape.positions}
         self.shape = build_shape(other, shape.learns, shape.vocabulary, **sizes) if other else shape
         self.device = device
-        connect(World(), device)
-        self.training = Training(self.shape, replace(settings, precision=Precision(dtype=name_dtype(dtype))), device)
+        if not dist.is_initialized():  # by another side in this process
+            connect(World(), device)
+        self.settings = replace(settings, precision=Precision(dtype=name_dtype(dtype)))
+        self.training = Training(self.shape, self.settings, device)
 
     def take(self, batch: PretrainingBatch) -> None:
-        """Takes the batch of the next steps."""
-        self.batches = join_micro_batches([batch])
+        """Pins the batch of the next steps, as the loader does; the process computes as this side's settings say."""
+        self.batches = join_micro_batches([batch]).pin_for(self.device)
+        set_arithmetic(self.settings.precision, self.settings.compute, self.device)
 
     def compute(self) -> None:
         """Makes a step."""
-        self.result = self.training.step(self.batches)
+        self.training.step(self.batches)
 
-    def last_loss(self) -> float:
-        """Returns the loss of the last step."""
-        return float(torch.stack(self.result.losses).sum())
+    def close(self) -> None:
+        """Gives back the memory of the model and of its optimizer."""
+        self.training.engine.close()
 
     def largest(self, length: int, predictions: int, most: int) -> int:
         """Returns the sequences that a trainer takes for micro_batch = "auto" in a step of `most`. The state of the
@@ -205,14 +219,18 @@ class OurTraining(TrainingSide):
             raise NoMemoryError(f"no memory for one sequence of {length}")
         return found
 
-    def write_profile(self, folder: Path) -> None:
-        """Writes a trace and a table of the operations of a step into a folder."""
+    def write_profile(self, folder: Path) -> list[dict[str, Any]]:
+        """Writes a trace and a table of the operations of a step into a folder; returns the longest operations."""
         os.environ["KINETO_LOG_LEVEL"] = "99"  # PyTorch's profiler says nothing on stderr
         with profile_steps(folder, 1, self.device, lambda _: None) as profiled:
             for _ in range(SKIPPED + 2):
                 self.compute()
                 synchronize(self.device)
                 profiled.step()
+        time_of = attrgetter("self_cpu_time_total" if self.device.type == "cpu" else "self_device_time_total")
+        own = [row for row in profiled.key_averages() if row.device_type.name == self.device.type.upper()]
+        rows = sorted(own, key=time_of, reverse=True)[:KERNELS]
+        return [{"name": row.key[:120], "calls": row.count, "microseconds": round(time_of(row))} for row in rows]
 
 
 class TheirTraining(TrainingSide):

@@ -5,11 +5,11 @@
 #     cluster/offline.sh install      on a node without a network, or for it: makes .venv of wheels/ alone
 #
 # PYTHON is the Python to use, FOR=3.12 that of the nodes if it is another one, ARCH=aarch64 their processor; WHEELS and
-# VENV are other folders. CPU=1 takes torch without CUDA, from PyTorch's own index, which PIP_EXTRA_INDEX_URL names. The
-# wheels are 2.9 GB, the environment 5.8, with CPU=1 0.5 and 2.1. After an interruption pip's cache has what had come.
+# VENV are other folders. CPU=1 takes torch without CUDA, from the index that PIP_EXTRA_INDEX_URL names; ONLY="tyro rich"
+# gathers these alone. All wheels have 2.9 GB, the environment 5.8, with CPU=1 0.5 and 2.1. pip's cache keeps what came.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-python=${PYTHON:-python3} wheels=$(realpath -m "${WHEELS:-wheels}") venv=${VENV:-.venv} cpu=${CPU:-0}
+python=${PYTHON:-python3} wheels=$(realpath -m "${WHEELS:-wheels}") venv=${VENV:-.venv} cpu=${CPU:-0} ONLY=${ONLY:-}
 fail() { echo "error: $*" >&2; exit 2; }
 [[ ${1:-install} == install ]] || fail "no argument gathers wheels, and 'install' installs them, not '$1'"
 require_room() { # in this folder so many GB; the variable that names another one
@@ -27,18 +27,18 @@ if [[ ${1:-} == install ]]; then
     fail "$wheels does not fit, see above; for this Python: FOR=$own cluster/offline.sh where there is a network"
   exit
 fi
-mkdir -p "$wheels/tmp" && trap 'rm -rf "$wheels/tmp"' EXIT && require_room "$wheels" $((cpu ? 2 : 7)) WHEELS
-"$python" - "${FOR:=$own}" "${ARCH:=x86_64}" "$cpu" >"$wheels/tmp/lock" <<'EOF' # the lines for the nodes' Python
+mkdir -p "$wheels/tmp" && trap 'rm -rf "$wheels/tmp"' EXIT && require_room "$wheels" $((cpu || ${#ONLY} ? 2 : 7)) WHEELS
+"$python" - "${FOR:=$own}" "${ARCH:=x86_64}" "$cpu" $ONLY >"$wheels/tmp/lock" <<'EOF' # the lines for the nodes' Python
 import sys; from pip._vendor.packaging.requirements import Requirement
 node = {"python_version": sys.argv[1], "python_full_version": sys.argv[1] + ".0", "platform_machine": sys.argv[2]}
 for each in map(Requirement, open("requirements.lock").read().splitlines()):
-    if each.marker is None or each.marker.evaluate(node):
+    if (each.marker is None or each.marker.evaluate(node)) and (not sys.argv[4:] or each.name in sys.argv[4:]):
         print(f"{each.name}{each.specifier}{'+cpu' if each.name == 'torch' and sys.argv[3] == '1' else ''}")
 EOF
 for_nodes=(--only-binary=:all: --python-version "$FOR" --platform={manylinux2014,manylinux_2_{17..28}}_"$ARCH")
 gather() { # first what is published without wheels, which is of Python alone; the nodes' glibc is 2.28 at least
   "$python" -m pip wheel --no-deps -w "$wheels" -r <(grep -E '^(deepspeed|seqeval)=' "$wheels/tmp/lock") &&
-    "$python" -m pip download "${for_nodes[@]}" --find-links "$wheels" -d "$wheels" -r "$wheels/tmp/lock"
+    "$python" -m pip download "${for_nodes[@]}" --find-links "$wheels" ${ONLY:+--no-deps} -d "$wheels" -r "$wheels/tmp/lock"
 }
 TMPDIR=$wheels/tmp DS_BUILD_OPS=0 PIP_USE_PEP517=1 gather || # an old pip builds otherwise, and fails at it
   fail "pip has not gathered all, see above; CPU=1 needs PIP_EXTRA_INDEX_URL"

@@ -63,10 +63,9 @@ class VectorFile:
         computes = choose_numbers(dtype, device, model.shape)
         checksum = compute_checksum(model.vocabulary, model.shape, model.encoder)
         self.embedder = Embedder.open(model, device, computes, in_bytes=dtype == "int8")
-        self._made = {
-            "model": f"{checksum} {self.embedder.way} {dtype}",
-            "text": f"{sha256(self.texts)} {wanted.format}",
-        }
+        way = self.embedder.way
+        made = f"{checksum} {way.pooling.how} {way.pooling.normalizes} {way.length} {dtype}"
+        self._made = {"model": made, "text": f"{sha256(self.texts)} {wanted.format}"}
         """what the vectors are made of, by the names of messages"""
         self._record = self.out.with_name(f"{self.out.name}.json")
         self._unfinished = self.out.with_name(f".{self.out.name}.part")

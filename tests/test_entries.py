@@ -24,7 +24,7 @@ ENTRIES = [
 FIRST_READ = [ROOT / "data_prep" / name for name in ("__init__.py", "common/__init__.py", "common/beginning.py")]
 """What every entry imports before its Python is known to be new enough."""
 BARE = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-STANDARD_LIBRARY_ALONE = {"cluster/submit.py", "benchmarks/gpu/install.py"}
+STANDARD_LIBRARY_ALONE = {"cluster/submit.py"}
 AS_OLD = """
 import runpy, sys
 sys.version_info = (VERSION, 10, "final", 0)

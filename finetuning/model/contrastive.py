@@ -19,7 +19,7 @@ from finetuning.model.heads import Output, TaskBatch
 from finetuning.settings import EmbeddingSettings
 from pretraining.architectures.declaration import find_architecture
 from pretraining.engine.engine import Engine
-from pretraining.engine.step import Seeds, seed_step
+from pretraining.engine.step import GivenUpError, Seeds, seed_step
 from pretraining.huggingface.pooling import Pooling
 from pretraining.model.batch import StepBatches
 from pretraining.model.encoder import Encoder
@@ -58,16 +58,20 @@ class Contrast:
         batches: StepBatches[TaskBatch],
         seeds: Seeds,
         mark: Callable[[], None] = lambda: None,
+        gives_up: Callable[[], bool] = lambda: False,
     ):
-        """Computes the vectors of several micro-batches in a first pass, with the dropout of the second one."""
+        """Computes the vectors of several micro-batches in a first pass, with the dropout of the second one. `mark` and
+        `gives_up` are those of `train_step`."""
         self.settings, self.mark = settings, mark
         self.found: Iterator[tuple[Tensor, Tensor]] | None = None
         if len(batches.micro) > 1:
             seed_step(engine, seeds)
             vectors = []
             with torch.no_grad():
-                for batch in batches.micro:
+                for number, batch in enumerate(batches.micro):
                     mark()
+                    if number and gives_up():
+                        raise GivenUpError
                     vectors.append(engine.forward(batch.to(engine.device)).logits)
             self.found = iter(self._find_gradients(batches, vectors))
 

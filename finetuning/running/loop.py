@@ -151,7 +151,7 @@ class Tuner(Loop):
         contrasts = self.task.head.kind == "embeddings"
         with name_shortage():
             if contrasts:
-                loss_of = Contrast(self.engine, self.settings.embeddings, batches, seeds, mark).loss_of
+                loss_of = Contrast(self.engine, self.settings.embeddings, batches, seeds, mark, gives_up).loss_of
             result = train_step(self.engine, batches, learning_rate, seeds, loss_of, mark, gives_up)
         self.state.step += 1
         for batch, output, part in zip(batches.micro, result.outputs, result.losses, strict=True):

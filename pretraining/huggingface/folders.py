@@ -56,7 +56,7 @@ CONFIG, WEIGHTS, CARD, TASK = "config.json", "model.safetensors", "README.md", "
 FILES = (CONFIG, WEIGHTS, *VOCABULARY_FILES, CARD, TASK)
 OLD_WEIGHTS = "pytorch_model.bin"
 PARTS = [unfinished_name(Path(name)).name for name in FILES]
-INDEX = ".index.json"
+INDEX, SEGMENTS = ".index.json", "type_vocab_size"
 UNUSED = "[unused"
 """Prefix of the names of BERT's spare pieces, which are in no text."""
 SMALL = 1 << 20
@@ -247,6 +247,8 @@ def _write_files(
             file.write(content)
     if length is not None:
         tokenizer = read_table(folder / TOKENIZER_CONFIG)
+        if SEGMENTS not in tables[CONFIG]:  # GPT-2 would take segments for pieces
+            tokenizer["model_input_names"] = ["input_ids", "attention_mask"]
         write_json(folder / TOKENIZER_CONFIG, {**tokenizer, "model_max_length": length})
     for name, table in tables.items():
         write_json(folder / name, dict(table))

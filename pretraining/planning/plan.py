@@ -218,13 +218,24 @@ class Plan:
 
     @property
     def range(self) -> str:
-        """Range of the time on the cluster, from comparisons of the model with published runs."""
+        """Range of the time on the cluster, from comparisons of the model with published runs, and by the speed of the
+        host if that may bound a step."""
         least, most = cost.PUBLISHED
         said = f"published runs of other software took {least:.2f} to {most:.2f} times the modelled time"
+        quick, slow = (self.change_host(launch).step_seconds for launch in cost.LAUNCHES)
+        if slow > quick:
+            said += f"; steps take {quick:.3g} to {slow:.3g} s by the speed of the host, here {self.step_seconds:.3g}"
         if self.target.recipe.hours is not None:
             return f"the clock ends it, after as many fewer or more steps: {said}"
         low, high = (duration(times * (self.seconds or 0.0)) for times in cost.PUBLISHED)
         return f"from {low} to {high}: {said}"
+
+    def change_host(self, launch: float) -> Plan:
+        """Returns the plan for hosts that need these seconds for a layer."""
+        assert self.target.cluster is not None
+        target = replace(self.target, cluster=replace(self.target.cluster, launch=launch))
+        phases = (plan_phase(target, number, each.micro_batch) for number, each in enumerate(self.phases))
+        return Plan(target, tuple(phases))
 
     @property
     def step_seconds(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -37,15 +37,20 @@ def read_total_memory(device: torch.device) -> int:
     return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *read_memory_limits()])
 
 
-def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8) -> float:
-    """Measures the FLOP/s of matrix products as in an encoder: the ceiling of a training step.
+Product = tuple[int, int, int]
+"""The sizes of a matrix product: pieces, from, to."""
+
+
+def measure_flops(
+    device: torch.device, dtype: torch.dtype, budget: float = 0.8, products: Sequence[Product] = ()
+) -> float:
+    """Measures the FLOP/s of matrix products, by default as in an encoder: the ceiling of a training step.
 
     Tries a few shapes in several rounds and returns the best of their medians, so that another program that is busy for
     a moment does not lower the result; begins no round after `budget` seconds.
     """
-    shapes = [(2048, 768, 3072), (2048, 1024, 4096)]  # pieces, from, to
-    if device.type == "cuda":  # more pieces at once, until all of the GPU is at work
-        shapes = [(16384, 768, 3072), (16384, 1024, 4096), (8192, 4096, 4096)]
+    pieces = 32768 if device.type == "cuda" else 2048  # on a GPU as many as in a large step, until all of it is at work
+    shapes = products or [(pieces, 768, 3072), (pieces, 1024, 4096), (pieces, 4096, 1024)]
     deadline, best = time.perf_counter() + budget, 0.0
     for _ in range(ROUNDS):
         best = max(best, *(_measure_product(device, dtype, shape, budget / len(shapes) / ROUNDS) for shape in shapes))
@@ -54,7 +59,7 @@ def measure_flops(device: torch.device, dtype: torch.dtype, budget: float = 0.8)
     return best
 
 
-def _measure_product(device: torch.device, dtype: torch.dtype, shape: tuple[int, int, int], budget: float) -> float:
+def _measure_product(device: torch.device, dtype: torch.dtype, shape: Product, budget: float) -> float:
     rows, inner, columns = shape
     left = torch.randn(rows, inner, device=device).to(dtype)
     weight = torch.randn(columns, inner, device=device).to(dtype)
@@ -65,17 +70,17 @@ def _measure_product(device: torch.device, dtype: torch.dtype, shape: tuple[int,
         for _ in range(repeats):
             torch.nn.functional.linear(left, weight)
 
-    return 2.0 * rows * inner * columns * repeats / _measure_seconds(device, multiply, budget)
+    return 2.0 * rows * inner * columns * repeats / measure_seconds(device, multiply, budget)
 
 
 def measure_memory_bandwidth(device: torch.device, budget: float = 0.5) -> float:
     """Measures the bytes a second read and written when a large tensor is copied: the ceiling of other operations."""
     source = torch.ones(1 << 28 if device.type == "cuda" else 1 << 26, device=device)  # larger than any cache
     copy = torch.empty_like(source)
-    return 2.0 * source.nbytes / _measure_seconds(device, lambda: copy.copy_(source), budget)
+    return 2.0 * source.nbytes / measure_seconds(device, lambda: copy.copy_(source), budget)
 
 
-def _measure_seconds(device: torch.device, work: Callable[[], object], budget: float) -> float:
+def measure_seconds(device: torch.device, work: Callable[[], object], budget: float) -> float:
     """Measures the median seconds of some work, repeated for `budget` seconds after a warm-up."""
     seconds: list[float] = []
     deadline = time.perf_counter() + budget

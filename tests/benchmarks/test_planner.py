@@ -68,6 +68,17 @@ def test_the_range_of_the_run_of_53_minutes_has_what_was_published(capsys: pytes
     assert hours_of(found[1]) < published["hours"] < hours_of(found[2])
 
 
+def test_a_plan_says_what_the_host_costs_where_it_bounds_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    """24 layers of 0.7, 1.1 or 4 ms for each phase, with the little besides."""
+    words = ["--nodes", 64, "--phases.0.batch", 4096, "--phases.1.batch", 2048]
+    shown = " ".join(plan(capsys, *words).split())
+    told = re.search(r"steps take ([\d.]+) to ([\d.]+) s by the speed of the host, here ([\d.]+)", shown)
+    assert told
+    least, most, planned = map(float, told.groups())
+    assert 2 * 24 * 0.7e-3 < least < planned < most < 2 * 24 * 4e-3 * 1.5
+    assert "the speed of the host" not in " ".join(plan(capsys).split())
+
+
 def test_faster_networks_gpus_and_numbers_take_less(capsys: pytest.CaptureFixture[str]) -> None:
     slow, fast = (hours(plan(capsys, "--nodes", 16, "--network", name)) for name in ("10gbe", "ndr400x8"))
     assert slow > fast

@@ -10,7 +10,6 @@ import pytest
 from support.commands import has_ended, wait_for
 
 from benchmarks import processes
-from benchmarks.gpu.run import run_limited
 
 SAVES = """
 import signal, sys, time
@@ -49,24 +48,29 @@ def test_a_full_disk_ends_a_command_that_has_much_to_say() -> None:
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
 LEAVES = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).pid)"
 TELLS = "import os, time; print(os.getpid(), flush=True); time.sleep(300)"
-RUNNER = """
+RUNNER = f"""
 import signal, sys
-from benchmarks.gpu.run import run_limited
+from benchmarks.processes import Child
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-say = lambda line: print(line, flush=True)
+child = Child([sys.executable, "-c", {TELLS!r}], lambda line: print(line, flush=True))
+try:
+    child.wait(300)
+finally:
+    child.end()
 """
 
 
 def test_what_a_command_leaves_behind_ends_with_it_however_stubborn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "PATIENCE", 1.0)
     lines: list[str] = []
-    assert run_limited([sys.executable, "-c", LEAVES], 60, lines.append) == "done"
+    child = processes.Child([sys.executable, "-c", LEAVES], lines.append)
+    assert child.wait(60) == 0
+    child.end()
     assert has_ended(int(lines[0]))
 
 
 def test_a_command_does_not_outlive_who_runs_it() -> None:
-    code = f"{RUNNER}run_limited([sys.executable, '-c', {TELLS!r}], 300, say)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as runner:
+    with subprocess.Popen([sys.executable, "-c", RUNNER], stdout=subprocess.PIPE, text=True) as runner:
         assert runner.stdout is not None
         command = int(runner.stdout.readline())
         assert not has_ended(command)

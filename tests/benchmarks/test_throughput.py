@@ -22,7 +22,7 @@ from support.training import Place
 
 from benchmarks import sides, throughput, training_sides
 from benchmarks.measure import read_results
-from benchmarks.sides import Answer, NoMemoryError, SideFailedError, SideSpec, open_sides
+from benchmarks.sides import Answer, NoMemoryError, SideFailedError, SideSpec, open_sides, sides_in_this_process
 from benchmarks.tables import summarise_contests
 from benchmarks.throughput import Bench, Throughput
 from benchmarks.training_sides import Contest, OurTraining, TheirTraining, join_micro_batches
@@ -93,8 +93,12 @@ def dying(number: int, *_: Any) -> Any:
 )
 @pytest.mark.usefixtures("forks")
 def test_a_side_that_cannot_go_on_says_why(make: Any, told: str) -> None:
+    """In a process of its own, and in this one if that survives it."""
     with pytest.raises(SideFailedError, match=told), open_sides({"peer": SideSpec(make)}):
         pass
+    if make.func is failing:
+        with sides_in_this_process(), pytest.raises(SideFailedError, match=told), open_sides({"peer": SideSpec(make)}):
+            pass
 
 
 class Counting:
@@ -168,7 +172,7 @@ def test_sides_that_do_not_fit_in_memory_together_run_apart(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_what_is_measured_is_kept_before_the_next_side_begins(shared: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(throughput.SIDES, "broken", SideSpec(partial(failing, UserError("no such side"))))
-    monkeypatch.setattr(throughput, "measure_flops", lambda *_: 1e9)
+    monkeypatch.setattr(throughput, "measure_flops", lambda *_, **__: 1e9)
     bench, keeps = make_bench(shared.data, "cloze", "broken", rounds=1), list[dict[str, Any]]()
     with pytest.raises(SideFailedError, match="no such side"):
         throughput.run_contest(Contest.parse("tiny-32-2"), bench, apart=True, keep=keeps.append)

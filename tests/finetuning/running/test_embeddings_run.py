@@ -2,6 +2,7 @@
 which sentence-transformers opens with the same vectors, and which go on with the pooling of the one they began with."""
 
 import json
+import os
 import random
 import signal
 from functools import partial
@@ -12,15 +13,18 @@ import numpy as np
 import pytest
 from support import finetuning as tuning
 from support.commands import refusal
+from support.faults import replace as put
 from support.finetuning import Toy, changed, fine_tune, launch, metrics, outcome, results
 from support.marks import slow
 from support.training import assert_ended, assert_well
 
+from finetuning.model import contrastive
 from finetuning.prediction import load
 from finetuning.running.base import Base
 from finetuning.settings import EmbeddingSettings, FineTuning
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.pooling import Pooling, PoolingName, read_pooling
+from pretraining.processes import stopping
 from pretraining.processes.ending import Code
 
 TASK = 'name = "toy"\nkind = "embeddings"\ntrain = "train.tsv"\ndev = "dev.tsv"\nnegatives = ["other"]\n'
@@ -64,6 +68,27 @@ def test_stops_ranks_and_micro_batches_change_nothing(pairs: Toy, ranks: int, mo
     stopped = launch(pairs.command("stopped", *more), ranks, partial(tuning.stop_at, 4))
     assert_ended(stopped, Code.STOPPED, "after step 4, and saved; the same command continues from there")
     assert run(pairs, "stopped", *more, ranks=ranks) == wanted
+
+
+def stop_in_first_pass() -> None:
+    """A fault: a signal comes after the first micro-batch of a step, before any loss is known."""
+    stopping.QUESTION_SECONDS = 0.0
+    forward, calls = contrastive.VectorModel.forward, [0]
+
+    def forward_and_signal(*arguments: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 14:  # of 6 in each step of two passes
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(*arguments)
+
+    put(contrastive.VectorModel, "forward", forward_and_signal)
+
+
+def test_a_signal_in_the_first_pass_ends_the_step(pairs: Toy) -> None:
+    more = ["--micro_batch", "3"]
+    stopped = launch(pairs.command("stopped", *more), fault=stop_in_first_pass)
+    assert_ended(stopped, Code.STOPPED, "after step 2, and saved; the same command continues from there")
+    assert run(pairs, "stopped", *more) == run(pairs, "straight", *more)
 
 
 def test_a_killed_run_goes_on(pairs: Toy) -> None:
