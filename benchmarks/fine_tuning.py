@@ -44,8 +44,8 @@ from benchmarks.finetuning_sides import (
     Numbers,
     OurFineTuning,
     PairExercise,
+    TheirEmbeddings,
     TheirFineTuning,
-    TheirTraining,
     load_ours,
     load_theirs,
     read_sentences,
@@ -131,7 +131,7 @@ def train_in_turns(numbers: Numbers, exercise: Exercise) -> Turns:
     """Lets both sides train in turns; the first turns do not count."""
     kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
     if not find_missing_packages(*PAIRS_PEER):
-        kinds[PAIRS_PEER[0]] = SideSpec(partial(TheirTraining, numbers), prepared=False)
+        kinds[PAIRS_PEER[0]] = SideSpec(partial(TheirEmbeddings, numbers), prepared=False)
     with open_sides(kinds, exercise) as sides:
         turns = {name: partial(side.ask, "train") for name, side in sides.items()}
         return alternate(turns, exercise.epochs - 1, 1)
@@ -182,7 +182,8 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
     epochs = 1 + settings.rounds
 
     def keep(model: str, name: str, peer: Sequence[str], run: Callable[[], dict[str, Any]]) -> None:
-        if absent := find_missing_packages(*peer):
+        absent = find_missing_packages(*peer)
+        if absent:
             console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
         name += ", alone" * bool(absent)  # so that it replaces no ratio
         found = models.setdefault(model, {"contests": {}})["contests"]

@@ -318,7 +318,7 @@ def read_sentences() -> list[str]:
 
 
 @dataclass(frozen=True)
-class TheirTraining:
+class TheirEmbeddings:
     """sentence-transformers' trainer with its loss of in-batch negatives, and batches of like lengths."""
 
     numbers: Numbers

@@ -69,7 +69,7 @@ Rank = Callable[[Retrieval], Array]
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchScores:
     """Measures search by vectors beside search by words."""
 
     model: Path = ROOT / "build" / "search-mini"
@@ -149,10 +149,11 @@ def train(do: Callable[..., None], task: Path, minutes: float, model: Path, rate
     return found["folder"], {"batch": BATCH, "learning_rate": rate, **figures}
 
 
-def measure(wanted: Search, console: Console) -> None:
+def measure(wanted: SearchScores, console: Console) -> None:
     """Scores all systems, and keeps the row of each."""
     data = find_data_folder().resolve()
-    if absent := [name for name in (XQUAD, SQUAD, "wiki") if not (data / name).exists()]:
+    absent = [name for name in (XQUAD, SQUAD, "wiki") if not (data / name).exists()]
+    if absent:
         raise UserError(f"{data}: has no {', '.join(absent)}; CLOZE_DATA names the folder of texts and tasks")
     hear_signals()
     folder, keeper = ROOT / "build" / "search", ResultsFile("search", ["torch", "bm25s", "scikit-learn"], wanted.out)
@@ -200,4 +201,4 @@ def checksum_model(folder: Path) -> str:
 
 
 if __name__ == "__main__":
-    run_command(Search, measure, "search")
+    run_command(SearchScores, measure, "search")

@@ -14,7 +14,7 @@ from support.tasks import VOCABULARY
 from benchmarks import search
 from benchmarks.finetuning_sides import SQUAD
 from benchmarks.measure import read_results
-from benchmarks.search import Search, measure, rank_by_bm25, rank_by_tfidf
+from benchmarks.search import SearchScores, measure, rank_by_bm25, rank_by_tfidf
 from benchmarks.tables import summarise_search
 from data_prep import pairs
 from data_prep.common.files import write_json
@@ -71,7 +71,7 @@ def test_each_system_has_a_row_and_a_stop_loses_none(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mini, out = write_bert(tmp_path / "mini", VOCABULARY, positions=128), tmp_path / "kept.json"
-    wanted = Search(mini, 1.0, out)
+    wanted = SearchScores(mini, 1.0, out)
     monkeypatch.setattr(search, "run_script", StandIn(fails=True))
     with pytest.raises(KeyboardInterrupt):
         measure(wanted, Console(width=200))
@@ -106,4 +106,4 @@ def test_systems_by_words_rank_the_passage_with_those_words_first(tmp_path: Path
 
 def test_without_the_data_it_says_what_is_missing(data: Path) -> None:
     (data / search.XQUAD).unlink()
-    assert_refusal(f"has no {search.XQUAD}", measure, Search(), Console(quiet=True))
+    assert_refusal(f"has no {search.XQUAD}", measure, SearchScores(), Console(quiet=True))
