@@ -207,14 +207,14 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             pairs, mini = write_pair_task(folder / "pairs"), make_model("mini", folder / "fresh-mini")
             for title, model in {"mini": mini, MINILM.name: MINILM}.items():
                 if model.is_dir():
-                    exercise = PairExercise("pairs", model, pairs, count_steps("small"), epochs)
+                    exercise = PairExercise("pairs", model, pairs, count_steps(EMBEDDINGS), epochs)
                     keep(title, EMBEDDINGS, PAIRS_PEER, partial(run_embeddings, exercise))
                 else:
                     console.print(f"{model}: not there, so {title} takes no part", markup=False)
 
 
 def count_steps(size: str) -> int:
-    """Returns the steps of an epoch for a model of a size, so that a turn takes seconds."""
+    """Returns the steps of an epoch for a size or a contest, so that a turn takes seconds."""
     return GPU_STEPS if find_kind() == "cuda" else STEPS.get(size, LEAST_STEPS)
 
 
