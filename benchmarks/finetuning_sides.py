@@ -326,7 +326,6 @@ class TheirEmbeddings:
 
     def take_turns(self, answer: Answer) -> None:
         """Trains for all epochs."""
-        os.environ["TQDM_DISABLE"] = "1"
         silence_transformers()
         from datasets import Dataset
         from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
