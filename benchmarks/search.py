@@ -178,8 +178,8 @@ def measure(wanted: SearchScores, console: Console) -> None:
         "BM25": (rank_by_bm25, folder, ""),
         "TF-IDF": (rank_by_tfidf, folder, ""),
     }
+    systems |= {f"{name}, as it is": (None, model, "") for name, model in models.items()}
     for name, model in models.items():
-        systems[f"{name}, as it is"] = (None, model, "")
         systems[f"{name}, trained for {wanted.minutes:g} minutes"] = (None, model, RATES[name])
     done = {row["system"] for row in rows}
     for name, (ranks, model, rate) in systems.items():

@@ -68,7 +68,7 @@ def divide(documents: Iterable[Document], share: float) -> Iterator[tuple[bool, 
     """Yields each document, and whether it is held out: those with the lowest hashes, at least one and its copies."""
     lowest, kept, some = 1.0, list[Document](), False
     for document in documents:
-        text = "\n".join([document.title, *document.passages])
+        text = "\n".join(document.passages)  # copies may have other titles
         hashed = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
         rank = int.from_bytes(hashed, "big") / 2**64
         some = some or rank < share

@@ -50,7 +50,7 @@ def test_a_document_makes_pairs_of_texts_that_are_used_once() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.sampled_from([0.0, 0.05, 0.5]))
 def test_copies_of_a_document_are_held_out_together(numbers: list[int], share: float) -> None:
-    documents = [Document(str(place), "", [str(number)]) for place, number in enumerate(numbers)]
+    documents = [Document(str(place), f"copy {place}", [str(number)]) for place, number in enumerate(numbers)]
     halves: dict[bool, list[Document]] = {True: [], False: []}
     for is_held_out, document in divide(documents, share):
         halves[is_held_out].append(document)
