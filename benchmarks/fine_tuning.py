@@ -3,11 +3,15 @@
 
     python benchmarks/fine_tuning.py
     python benchmarks/fine_tuning.py --contests base-sst2-padded base-squad-dynamic
+    python benchmarks/fine_tuning.py --contests embeddings
 
 Both train the same model on the same items of real tasks (from the folder that CLOZE_DATA names; without it, sentences
 of the demo corpus), with equal batches, dropout, AdamW and clipping. We pad nothing; the Trainer pads to the longest
 sequence that a task allows, or to the longest of a batch with lengths grouped. It computes in bf16 by autocast, and on
 a CPU in fp32 too. If it is not installed, we are measured alone. A turn is an epoch of some steps; ratios are medians.
+
+The contest `embeddings` has sentence-transformers as its peer: training on pairs of text by in-batch negatives, lengths
+grouped, and computing the vectors of SST-2's sentences.
 """
 
 import sys
@@ -19,55 +23,52 @@ if __name__ == "__main__":
 
     begin()
 
-import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from io import StringIO
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 
 from benchmarks.contests import OURS, Turns, alternate
+from benchmarks.finetuning_sides import (
+    DTYPES,
+    MINILM,
+    PAIRS_PEER,
+    PEER,
+    SQUAD,
+    Exercise,
+    Numbers,
+    OurFineTuning,
+    PairExercise,
+    TheirEmbeddings,
+    TheirFineTuning,
+    load_ours,
+    load_theirs,
+    read_sentences,
+    write_pair_task,
+)
 from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
-from benchmarks.peer import find_missing_packages, pad_inputs, silence_transformers
-from benchmarks.sides import Answer, SideSpec, open_sides
+from benchmarks.peer import find_missing_packages
+from benchmarks.sides import SideSpec, open_sides
 from benchmarks.tables import show_contest
 from benchmarks.texts import choose_vocabulary, write_demo_task
-from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
-from data_prep.common.launchers import World
-from finetuning.inputs import Cutter, Encoded, Items
-from finetuning.running.base import Base, Run, find_model
-from finetuning.running.loop import Tuner
-from finetuning.running.outputs import compute_outputs
-from finetuning.settings import FineTuning, load_settings
-from finetuning.tasks.glue import open_glue
-from finetuning.tasks.squad import open_squad
-from finetuning.tasks.task import Setup, Task
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
-from pretraining.architectures.weights import TaskHead
-from pretraining.engine.precision import set_arithmetic
+from pretraining.devices import find_kind
 from pretraining.huggingface.folders import write_folder
-from pretraining.huggingface.weights import AUTO_CLASSES
 from pretraining.objectives.declaration import build_model
-from pretraining.processes.context import Context
-from pretraining.processes.group import choose_device, connect, default_threads, disconnect
-from pretraining.processes.stopping import Control
-from pretraining.processes.watchdog import Watch
 
-SQUAD = "squad/train-v1.1_subset_44articles.json"
-PEER = ("transformers", "accelerate")
-"""Packages of the peer."""
-Numbers = Literal["autocast", "fp32"]
-"""The type of numbers of the Trainer: bf16 over weights in fp32, or fp32."""
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
 PADDINGS = ("padded", "dynamic")
+EMBEDDINGS = "embeddings"
+"""The contest of vectors, with mini, and with MiniLM where its folder is."""
+ALLOWED: dict[Numbers, float] = {"fp32": 1e-3, "autocast": 0.1}
+"""The largest distance of our vectors from the peer's, relative to the longest."""
 DEMO = "demo"
 """Stands for a task on sentences of the demo corpus, in the format of SST-2."""
 STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 8
@@ -80,222 +81,12 @@ class FineTuningSpeed:
     """Measures fine-tuning against transformers' Trainer."""
 
     contests: tuple[str, ...] = ()
-    """SIZE-TASK-padded or SIZE-TASK-dynamic, such as mini-sst2-dynamic; earlier results of others stay (default: mini
-    on all tasks in CLOZE_DATA, or else on the demo corpus)."""
+    """SIZE-TASK-padded or SIZE-TASK-dynamic, such as mini-sst2-dynamic, or embeddings; earlier results of others stay
+    (default: mini on all tasks in CLOZE_DATA, or else on the demo corpus)."""
     rounds: int = 5
     """Turns for the median."""
     out: Path | None = None
     """File for the results (default: in benchmarks/results)."""
-
-
-@contextmanager
-def open_context(device: torch.device) -> Iterator[Context]:
-    """Opens the context of a run of one process."""
-    world = World()
-    connect(world, device)
-    try:
-        yield Context(world, device, Console(file=StringIO()), Control(world), Watch(world))
-    finally:
-        disconnect()
-
-
-@dataclass(frozen=True)
-class Exercise:
-    """The work of all sides: epochs of training on some items, and predictions of them."""
-
-    task: str
-    """sst2, cola or squad."""
-    model: Path
-    data: Path
-    steps: int
-    """Steps of an epoch."""
-    epochs: int
-    dtype: str = "auto"
-
-    @property
-    def batch(self) -> int:
-        """The usual batch of the task."""
-        return 16 if self.task == "squad" else 32
-
-    @property
-    def width(self) -> int:
-        """The usual width of padded sequences of the task."""
-        return 384 if self.task == "squad" else 128
-
-    def settings(self) -> FineTuning:
-        """Returns the settings of the task's recipe, without logs or checkpoints of the run."""
-        given = {"batch": self.batch, "epochs": float(self.epochs), "precision.dtype": f'"{self.dtype}"'}
-        given |= {"logging.tensorboard": "false", "checkpoints.every": 0}
-        recipe = "squad1" if self.task == "squad" else "glue"
-        return load_settings(recipe, [f"--{name}={value}" for name, value in given.items()])
-
-    def open(self) -> Task:
-        """Opens the task, with the number of training items that the steps of an epoch take."""
-        setup = Setup(Cutter(find_model(str(self.model)).vocabulary), self.settings())
-        task: Task = (
-            open_squad("1.1", self.data / SQUAD, None, setup)
-            if self.task == "squad"
-            else open_glue(self.task, self.data / "glue", setup)
-        )
-        wanted = self.steps * self.batch
-        if wanted > len(task.train):
-            raise UserError(f"{self.task} has {len(task.train)} items, and {wanted} are needed")
-        task.train = ItemSubset(task.train, np.random.default_rng(0).permutation(len(task.train))[:wanted])
-        return task
-
-
-@dataclass(frozen=True)
-class ItemSubset:
-    """A subset of the items of a split."""
-
-    items: Items
-    numbers: Array
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def encode(self, numbers: Array) -> Encoded:
-        """The model's input of these items."""
-        return self.items.encode(self.numbers[numbers])
-
-
-class UnscoredTuner(Tuner):
-    """A run without scoring, since prediction has its own turns; `end_epoch` is called after each epoch."""
-
-    end_epoch: Callable[[], Any] | None = None
-
-    def score_where_due(self) -> None:
-        """Scores nothing."""
-        if self.end_epoch is not None and self.state.step and self.epoch.is_integer():
-            self.end_epoch()
-
-
-@dataclass(frozen=True)
-class OurFineTuning:
-    """Our fine-tuning: an epoch a turn, and after the last epoch a prediction of the training items a turn."""
-
-    exercise: Exercise
-
-    def take_turns(self, answer: Answer) -> None:
-        """Trains for all epochs, then predicts repeatedly."""
-        settings, task, device = self.exercise.settings(), self.exercise.open(), choose_device("auto", World())
-        torch.set_num_threads(default_threads(World()))
-        set_arithmetic(settings.precision, settings.compute, device)
-        base = Base(find_model(str(self.exercise.model)))
-        with open_context(device) as context, tempfile.TemporaryDirectory() as folder:
-            run = UnscoredTuner(Run(task, settings, Path(folder)), base, context)
-            run.end_epoch = answer
-            answer()
-            run.train()
-            while True:
-                compute_outputs(run.engine, task.head.kind, {"train": task.train}, context)
-                answer()
-
-
-@dataclass(frozen=True)
-class TheirFineTuning:
-    """transformers' Trainer in the same turns. It pads to `width`, or to the longest of a batch, of like lengths."""
-
-    numbers: Numbers
-    width: int
-    exercise: Exercise
-
-    def take_turns(self, answer: Answer) -> None:
-        """Trains for all epochs, then predicts repeatedly."""
-        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-        silence_transformers()
-        import transformers
-
-        class EndsTurns(transformers.TrainerCallback):  # type: ignore[misc]
-            """Ends a turn with the last step of an epoch."""
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-                if state.global_step % steps == 0:
-                    answer()
-
-        steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
-        torch.set_num_threads(default_threads(World()))
-        rows: Any = encode_rows(task.train, task.head.kind, self.width)
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = build_arguments(settings, Path(folder), self.numbers, grouped=not self.width)
-            trainer = make_trainer(transformers.Trainer, self.exercise.model, task.head, settings, arguments, rows)
-            if self.width:
-                trainer.data_collator = transformers.default_data_collator
-            trainer.add_callback(EndsTurns())
-            answer()
-            trainer.train()
-            while True:
-                trainer.predict(rows)
-                answer()
-
-
-def make_trainer(kind: Any, folder: Path, head: TaskHead, settings: FineTuning, arguments: Any, rows: Any) -> Any:
-    """Creates a quiet Trainer of this kind for a model folder, and rows of which it pads each batch to its longest."""
-    import transformers
-
-    given: dict[str, Any] = {
-        "hidden_dropout_prob": settings.dropout.hidden,
-        "classifier_dropout": settings.dropout.hidden,
-        "attention_probs_dropout_prob": settings.dropout.attention,
-        "num_labels": head.outputs if head.kind in ("classes", "labels", "score", "tags") else None,
-    }
-    given = {name: value for name, value in given.items() if value is not None}  # else that of the folder
-    transformers.set_seed(settings.seed)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    trainer = kind(
-        model=getattr(transformers, AUTO_CLASSES[head.kind]).from_pretrained(folder, dtype=torch.float32, **given),
-        args=arguments,
-        train_dataset=rows,
-        data_collator=transformers.DataCollatorWithPadding(tokenizer),
-        processing_class=tokenizer,
-    )
-    trainer.remove_callback(transformers.PrinterCallback)
-    return trainer
-
-
-def build_arguments(settings: FineTuning, folder: Path, numbers: Numbers, grouped: bool, on_cpu: bool = False) -> Any:
-    """Converts our settings to arguments of the Trainer. It uses a GPU if there is one, unless `on_cpu` is set."""
-    import transformers
-
-    optimizer = settings.optimizer
-    return transformers.TrainingArguments(
-        output_dir=str(folder),
-        per_device_train_batch_size=settings.batch,
-        per_device_eval_batch_size=settings.batch,
-        num_train_epochs=settings.epochs,
-        learning_rate=settings.learning_rate,
-        warmup_steps=settings.warmup,
-        lr_scheduler_type="linear",
-        adam_beta1=optimizer.betas[0],
-        adam_beta2=optimizer.betas[1],
-        adam_epsilon=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.clip,
-        seed=settings.seed,
-        train_sampling_strategy="group_by_length" if grouped else "random",
-        bf16=numbers == "autocast",
-        use_cpu=on_cpu or not torch.cuda.is_available(),
-        logging_steps=settings.logging.every,
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-    )
-
-
-def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]:
-    """Converts items to rows of a dataset, padded to `width`; not padded if it is 0."""
-    encoded = items.encode(np.arange(len(items)))
-    pieces, second = encoded.sequences
-    rows: list[dict[str, Any]] = []
-    for number, begins in enumerate(second.tolist()):
-        row = {name: table[0] for name, table in pad_inputs([pieces.row(number)], width).items()}
-        row["token_type_ids"] = np.where(np.arange(len(row["input_ids"])) >= begins, row["attention_mask"], 0)
-        rows.append({name: values.tolist() for name, values in row.items()})
-    labels = [] if encoded.labels is None else encoded.labels.values.tolist()
-    names = ("start_positions", "end_positions") if kind == "spans" else ("labels",)
-    for place, label in enumerate(labels):
-        rows[place // len(names)][names[place % len(names)]] = label
-    return rows
 
 
 def make_model(size: str, folder: Path) -> Path:
@@ -333,42 +124,98 @@ def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
 
 def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
     """Returns items a second of both sides, and how many times as fast we are."""
-    items, found = exercise.steps * exercise.batch, dict[str, dict[str, Any]]()
-    for what, turns in taken.items():
-        medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
-        found[what] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
-        found[what] |= {"times_as_fast": turns.compute_ratio(PEER[0], OURS)} if PEER[0] in turns.seconds else {}
+    return {what: summarise_items(turns, exercise.steps * exercise.batch) for what, turns in taken.items()}
+
+
+def train_in_turns(numbers: Numbers, exercise: Exercise) -> Turns:
+    """Lets both sides train in turns; the first turns do not count."""
+    kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
+    if not find_missing_packages(*PAIRS_PEER):
+        kinds[PAIRS_PEER[0]] = SideSpec(partial(TheirEmbeddings, numbers), prepared=False)
+    with open_sides(kinds, exercise) as sides:
+        turns = {name: partial(side.ask, "train") for name, side in sides.items()}
+        return alternate(turns, exercise.epochs - 1, 1)
+
+
+def encode_in_turns(numbers: Numbers, model: Path, sentences: Sequence[str], rounds: int) -> Turns:
+    """Lets both sides compute the vectors of the same sentences in turns, after these have been compared."""
+    kinds = {OURS: SideSpec(partial(load_ours, numbers), small_steps=True)}
+    if not find_missing_packages(PAIRS_PEER[0]):
+        kinds[PAIRS_PEER[0]] = SideSpec(partial(load_theirs, numbers), prepared=False)
+    with open_sides(kinds, model, sentences) as sides:
+        ours, *theirs = (side.ask("encode") for side in sides.values())
+        for vectors in theirs:
+            away = np.abs(ours - vectors).max() / np.linalg.norm(vectors, axis=1).max()
+            assert away <= ALLOWED[numbers], f"vectors are {away:.2g} away from those of {PAIRS_PEER[0]}"
+        return alternate({name: partial(side.ask, "encode") for name, side in sides.items()}, rounds)
+
+
+def summarise_items(turns: Turns, items: int) -> dict[str, Any]:
+    """Returns items a second of both sides, and how many times as fast we are."""
+    medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
+    found: dict[str, Any] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
+    for ratio in turns.compute_ratios().values():  # there is one peer at most
+        found["times_as_fast"] = ratio
     return found
+
+
+def run_embeddings(exercise: PairExercise) -> dict[str, Any]:
+    """Runs the contest of vectors with each type of numbers."""
+    sentences, against = read_sentences(), dict[str, Any]()
+    rounds, pairs = exercise.epochs - 1, exercise.steps * exercise.batch
+    for each in DTYPES:
+        against[each] = {
+            "training": summarise_items(train_in_turns(each, exercise), pairs),
+            "encoding": summarise_items(encode_in_turns(each, exercise.model, sentences, rounds), len(sentences)),
+        }
+    return {"batch": exercise.batch, "steps": exercise.steps, "sentences": len(sentences), "against": against}
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
     """Runs the contests, and writes the results after each, since they take minutes."""
-    absent = find_missing_packages(*PEER)
-    keeper = ResultsFile("finetuning", ["torch", "deepspeed", *PEER], settings.out)
+    keeper = ResultsFile("finetuning", ["torch", "deepspeed", *PEER, PAIRS_PEER[0]], settings.out)
     models = keeper.earlier.get("models", {})
     if settings.rounds < 1:
         raise UserError(f"--rounds {settings.rounds}: at least 1")
-    contests = find_contests(settings.contests, console)
-    if absent:
-        console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
-    device = choose_device("auto", World())
-    with tempfile.TemporaryDirectory() as folder:
-        demo = Path(folder) / "data"
+    names = [name for name in settings.contests if name != EMBEDDINGS]
+    contests = find_contests(names, console) if names or not settings.contests else []
+    epochs = 1 + settings.rounds
+
+    def keep(model: str, name: str, peer: Sequence[str], run: Callable[[], dict[str, Any]]) -> None:
+        absent = find_missing_packages(*peer)
+        if absent:
+            console.print(f"not installed: {', '.join(absent)}; nothing is compared with")
+        name += ", alone" * bool(absent)  # so that it replaces no ratio
+        found = models.setdefault(model, {"contests": {}})["contests"]
+        found[name] = {**run(), **describe_run()}
+        written = keeper.keep({"models": models})
+        show_contest(console, f"{model}: {name}", found[name])
+        console.print(f"kept in {written}")
+
+    with tempfile.TemporaryDirectory() as place:
+        folder, demo = Path(place), Path(place) / "data"
         if any(task == DEMO for _, task, _ in contests):
             write_demo_task(demo)
         for size, task, how in contests:
-            model = Path(folder) / size
+            model = folder / size
             if not model.exists():
                 make_model(size, model)
-            found = models.setdefault(size, {"contests": {}})
-            steps = GPU_STEPS if device.type == "cuda" else STEPS.get(size, LEAST_STEPS)
-            name = f"{task}-{how}" + ", alone" * bool(absent)  # so that it replaces no ratio
             own, data = ("sst2", demo) if task == DEMO else (task, find_data_folder().resolve())
-            contest = run_contest(how == "padded", Exercise(own, model, data, steps, 1 + settings.rounds))
-            found["contests"][name] = {**contest, **describe_run()}
-            written = keeper.keep({"models": models})
-            show_contest(console, f"{size}: {name}", found["contests"][name])
-    console.print(f"kept in {written}")
+            exercise = Exercise(own, model, data, count_steps(size), epochs)
+            keep(size, f"{task}-{how}", PEER, partial(run_contest, how == "padded", exercise))
+        if EMBEDDINGS in settings.contests:
+            pairs, mini = write_pair_task(folder / "pairs"), make_model("mini", folder / "fresh-mini")
+            for title, model in {"mini": mini, MINILM.name: MINILM}.items():
+                if model.is_dir():
+                    exercise = PairExercise("pairs", model, pairs, count_steps(EMBEDDINGS), epochs)
+                    keep(title, EMBEDDINGS, PAIRS_PEER, partial(run_embeddings, exercise))
+                else:
+                    console.print(f"{model}: not there, so {title} takes no part", markup=False)
+
+
+def count_steps(size: str) -> int:
+    """Returns the steps of an epoch for a size or a contest, so that a turn takes seconds."""
+    return GPU_STEPS if find_kind() == "cuda" else STEPS.get(size, LEAST_STEPS)
 
 
 def find_contests(names: Sequence[str], console: Console) -> list[tuple[str, ...]]:

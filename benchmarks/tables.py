@@ -13,6 +13,8 @@ from typing import Any
 import rich.table
 from rich.console import Console
 
+from pretraining.scoring.retrieval import METRICS
+
 Results = Mapping[str, Any]
 ALONG = ("real_pieces_per_second", "share_of_ceiling", "mb_per_s")
 """Figures of our side that are shown beside the ratios."""
@@ -180,12 +182,23 @@ def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, A
     return row
 
 
+def summarise_search(found: Results) -> Iterator[ResultTable]:
+    """Yields the scores of each system on each test."""
+    rows = []
+    for row in found["rows"]:
+        tests = {test: each["scores"] for test, each in row["scores"].items()}
+        named = {f"{test}: {METRICS[name]}": value for test, each in tests.items() for name, value in each.items()}
+        rows.append({"system": row["system"], **{name: f"{value:.3f}" for name, value in named.items()}})
+    yield build_table("", rows)
+
+
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
         "scaling": summarise_scaling,
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
+        "search": summarise_search,
         "demo": lambda found: [build_table("Validation of the demo", found["scored"])],
     }
     return functions.get(found["benchmark"], summarise_contests)(found)

@@ -16,8 +16,8 @@ from support.breaks import read_table
 FLOORS = ["data_prep", "pretraining", "finetuning", "benchmarks", "cluster"]
 FOLDERS = {*FLOORS, "docs", "tests", ".ci", ".git"}
 WINGS = {
-    "data_prep": "shard verify show fetch / pipeline / readers examples fetching inspection / near_copies origins / "
-    "vocabulary / running / work / shards / arrow_files seals / settings / common",
+    "data_prep": "shard verify show fetch pairs / pipeline / readers examples fetching inspection / "
+    "near_copies origins / vocabulary / running / work / shards / arrow_files seals / settings / common",
     "pretraining": "train export evaluate / training / scoring / checkpoint / engine planning / data config "
     "huggingface / objectives optimizers / architectures / answering / model / mesh / reporting processes / "
     "devices flags",
@@ -121,7 +121,7 @@ def test_nobody_compares_the_names_of_what_declares_itself() -> None:
 
 def test_preparing_data_loads_no_torch() -> None:
     """Nor does the help of a command of pre-training."""
-    entries = ", ".join(f"data_prep.{name}" for name in ("shard", "verify", "show", "fetch"))
+    entries = ", ".join(f"data_prep.{name}" for name in ("shard", "verify", "show", "fetch", "pairs"))
     code = f"import sys, pretraining.flags, {entries}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"

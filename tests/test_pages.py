@@ -50,6 +50,7 @@ def fill(folder: Path) -> Path:
     write_wiki(folder / "wiki")
     (folder / "books").mkdir()
     (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
+    (folder / "questions.txt").write_text("where is the river?\nwho lives there?\n")
     for text in blocks(PAGES, "toml"):
         if named := re.match(r"# (\w+\.toml)\n", text):
             (folder / named[1]).write_text(text)
@@ -182,6 +183,23 @@ def test_a_script_goes_from_text_to_glue(script: str, phases: int, run: str, tmp
         return
     run_example(folder, script)  # repeats nothing
     assert (folder / "runs" / run / "export" / "model.safetensors").stat().st_mtime_ns == weights.st_mtime_ns
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_script_goes_from_text_to_answers(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path, 3)
+    asked = ("search.sh", "wiki")
+    answer = json.loads(run_example(folder, *asked, "which river is long?").splitlines()[-1])
+    texts = [
+        json.loads(line)["text"] for line in (folder / "data" / "pairs" / "passages.jsonl").read_text().splitlines()
+    ]
+    assert answer["query"] == "which river is long?"
+    assert [each["text"] for each in answer["nearest"]] == [texts[each["row"]] for each in answer["nearest"]]
+    written = (folder / "runs" / "searching" / "passages.npy").stat().st_mtime_ns
+    answer = json.loads(run_example(folder, *asked, texts[5]).splitlines()[-1])  # only the question is new
+    assert answer["nearest"][0]["row"] == 5
+    assert (folder / "runs" / "searching" / "passages.npy").stat().st_mtime_ns == written
 
 
 def test_the_script_for_slurm_submits_four_jobs(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The benchmark of fine-tuning: both sides get the same items and take turns, also without a real task or a peer."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,10 @@ from support.tasks import CUTTER, VOCABULARY
 
 from benchmarks import fine_tuning
 from benchmarks.contests import Turns
-from benchmarks.fine_tuning import Exercise, encode_rows, find_contests
+from benchmarks.fine_tuning import find_contests, run_embeddings
+from benchmarks.finetuning_sides import Exercise, ItemSubset, PairExercise, encode_rows
 from data_prep.common.errors import UserError
+from data_prep.readers.text_pairs import TASK, TASK_TEXT
 from finetuning.inputs import Ragged
 from finetuning.tasks.sentences import SentenceItems
 
@@ -30,7 +33,7 @@ def test_rows_are_the_items_padded_or_as_long_as_they_are() -> None:
 
 
 def test_some_items_are_those_of_the_split() -> None:
-    some = fine_tuning.ItemSubset(ITEMS, np.array([2, 0]))
+    some = ItemSubset(ITEMS, np.array([2, 0]))
     found, wanted = some.encode(np.array([1, 0])), ITEMS.encode(np.array([0, 2]))
     assert len(some) == 2
     assert found.sequences.pieces.values.tolist() == wanted.sequences.pieces.values.tolist()
@@ -76,3 +79,19 @@ def test_contests_are_those_whose_data_is_there(tmp_path: Path, monkeypatch: pyt
     for name in ("mini-squad-padded", "mini-cola-pad", "huge-cola-padded", "cola-padded"):
         with pytest.raises(UserError, match=rf"{name}: no contest; .*, which CLOZE_DATA names, has cola, demo"):
             find_contests((name,), console)
+
+
+@pytest.mark.slow
+def test_both_sides_train_on_the_same_pairs_and_give_the_same_vectors(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    rows = [
+        {"question": f"a {'b ' * (number % 5)}", "passage": f"{'c d ' * (1 + number % 7)}"} for number in range(140)
+    ]
+    for split in ("train", "dev"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / TASK).write_text(TASK_TEXT)
+    model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
+    found = run_embeddings(PairExercise("pairs", model, tmp_path, steps=1, epochs=2, dtype="fp32"))
+    assert found["against"].keys() == {"autocast", "fp32"}
+    for each in found["against"].values():
+        assert all(turns["times_as_fast"]["median"] > 0 for turns in each.values())

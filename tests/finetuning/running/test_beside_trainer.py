@@ -12,7 +12,8 @@ import pytest
 import torch
 import transformers
 
-from benchmarks.fine_tuning import UnscoredTuner, build_arguments, encode_rows, make_model, make_trainer, open_context
+from benchmarks.fine_tuning import make_model
+from benchmarks.finetuning_sides import UnscoredTuner, build_arguments, encode_rows, make_trainer, open_context
 from finetuning.inputs import Cutter
 from finetuning.running.base import Base, Run, find_model
 from finetuning.running.batches import TrainingBatches

@@ -19,7 +19,7 @@ from support.fine_tuned_models import LENGTHS, head_of, items_of
 from support.transformers_models import SHAPE
 from transformers import AutoTokenizer
 
-from benchmarks.fine_tuning import open_context
+from benchmarks.finetuning_sides import open_context
 from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.bytelevel import KIND
