@@ -83,8 +83,7 @@ class GpuRun:
 def read_state(folder: Path) -> dict[str, Any]:
     """Reads the results of all parts, and which part is running."""
     path = folder / FOUND
-    state: dict[str, Any] = read_json(path) if path.exists() else {"parts": {}}
-    return state
+    return dict(read_json(path)) if path.exists() else {"parts": {}}
 
 
 def copy_results(folder: Path) -> None:
@@ -131,6 +130,8 @@ def supervise(settings: GpuRun, say: Callable[[str], None]) -> int:
                 lost["measured"] = read_json(folder / PARTIAL)
             state["parts"][lost.pop("name")] = lost
             write_json(folder / FOUND, state)
+        if lost is None and code is None and time.time() < end:
+            say(f"no part has begun for {BEGINNING:.0f} s")
         if (lost is None and code != BROKEN) or time.time() > end:
             break
     failed = [each for each in state["parts"].items() if each[1]["begun"] >= since and each[1]["ended"] != "done"]

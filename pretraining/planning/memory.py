@@ -114,10 +114,8 @@ def plan_memory(
     accumulated = 4 * (part if stage > 1 else parameters * (1 + (graphs and not stage)))
     embeddings = pad_vocabulary(shape, tensor) * shape.hidden / tensor
     gradients = _plan_gradients(embeddings, dtype, stage, parameters, part, bucket)
-    host = 0.0
-    if offload != "none" and zero:
-        host = state + accumulated * (stage > 1) + size * part * (offload == "all" and stage == 3)
-    return Memory(zero, weights, gradients + accumulated, state, host)
+    moved = state + accumulated * (stage > 1) + size * part * (offload == "all" and stage == 3)
+    return Memory(zero, weights, gradients + accumulated, state, moved if offload != "none" and zero else 0.0)
 
 
 def _plan_gradients(
