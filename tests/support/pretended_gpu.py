@@ -27,7 +27,7 @@ ON_BOTH = (Tensor.to, Tensor.copy_, Tensor.__getitem__)
 """what takes tensors of both devices"""
 WAITS = (Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__, Tensor.__bool__)
 """what brings numbers to the host, which waits for them"""
-DEVICE = Tensor.device.__get__  # type: ignore[attr-defined]
+DEVICE = Tensor.device.__get__
 IS_THERE = {Tensor.is_cuda.__get__: True, Tensor.is_cpu.__get__: False}  # type: ignore[attr-defined]
 GRADIENT = (Tensor.grad.__get__, Tensor.grad.__set__)  # type: ignore[union-attr]
 
