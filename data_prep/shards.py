@@ -23,7 +23,7 @@ A shard is one Arrow record batch, so that a reader maps it into memory and find
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -174,6 +174,8 @@ class CorpusFigures(JsonObject):
     documents_by_source: dict[str, int] = {}
     filtered: dict[str, int] | None = None
     """Documents that each filter left out while the text was read, where there were filters."""
+    no_text: dict[str, int] = {}
+    """Numbers of pages, lines and files that are no text by the rules of their formats, by what they are."""
     copies: int | None = None
     """Documents left out since an earlier one has their text, where such are left out."""
     near_copies: int | None = None
@@ -259,6 +261,7 @@ class OriginRecord:
     replaced: int = 0
     filtered: dict[str, int] | None = None
     empty: int = 0
+    no_text: dict[str, int] = field(default_factory=dict)
 
 
 class Ingredients(JsonObject):

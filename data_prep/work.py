@@ -99,6 +99,8 @@ class DocumentsRecord(Record):
     """Documents left out by each filter, by the name of its setting."""
     empty: int = 0
     """Documents without text, which are left out."""
+    no_text: dict[str, int] = Field(default_factory=dict)
+    """Numbers of pages and lines that the format leaves out, by format and what they are."""
 
     @property
     def documents(self) -> int:

@@ -51,6 +51,8 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     if corpus.weighed is not None:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
+    for what, count in sorted(corpus.no_text.items()):
+        yield "  no text", f"{count:,}", f"{what}, left out as no text"
     unreadable = len(corpus.skipped)
     if unreadable or corpus.empty or corpus.replaced:
         places = f"{unreadable:,} unreadable places, each a document or more, up to a whole file; " * bool(unreadable)
