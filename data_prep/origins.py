@@ -24,7 +24,7 @@ from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import TokensRecord
 
-COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes")
+COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes", "characters", "unknown_characters")
 """Counts of a file that both TokensRecord and KeptFile have."""
 
 

@@ -19,8 +19,8 @@ UNUSED: dict[str, Any] = {name: USUAL.get(name) for name in (*list_by(Fact.LATER
 """Settings that are in the fingerprint only where they are used, with the values that leave them unused."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
-TOLD = ("no_text",)
-"""Figures of the corpus that are not in the fingerprint, since they are of what the shards do not have."""
+TOLD = ("no_text", "characters", "unknown_characters")
+"""Figures of the corpus that are not in the fingerprint: they are of text that was read, not of what shards have."""
 WITHOUT_FIELDS = ("mediawiki", "wikiextractor", "sentences", "text", "demo")
 """Formats of 1.0 without fields, whose fingerprints never had --text-field; those of all other formats have it."""
 

@@ -163,6 +163,10 @@ class CorpusFigures(JsonObject):
     unknown: int = 0
     """Pieces that stand for unknown words."""
     text_bytes: int = 0
+    characters: int = 0
+    """Characters of the words that were read, where the vocabulary has words that it cannot spell."""
+    unknown_characters: int = 0
+    """Those of words that became [UNK]."""
     empty: int = 0
     """Documents without text, which are left out."""
     replaced: int = 0
@@ -244,6 +248,8 @@ class KeptFile(FileRecord):
     pieces: int
     unknown: int
     text_bytes: int
+    characters: int = 0
+    unknown_characters: int = 0
 
 
 @dataclass(frozen=True)

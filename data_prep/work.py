@@ -128,6 +128,10 @@ class TokensRecord(Record):
     pieces: int
     unknown: int
     text_bytes: int
+    characters: int = 0
+    """Characters of the words, before any document was left out; 0 where the vocabulary spells any word."""
+    unknown_characters: int = 0
+    """Those of words that became [UNK]."""
     copies: int | None = None
     """Documents left out as copies, where such are."""
     near_copies: int | None = None

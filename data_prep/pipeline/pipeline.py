@@ -22,7 +22,7 @@ from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
-from data_prep.origins import TAKE, Faults, describe_damage, make_kept_file, sum_counts, sum_filtered
+from data_prep.origins import COUNTS, TAKE, Faults, describe_damage, make_kept_file, sum_counts, sum_filtered
 from data_prep.pipeline.choosing import MARKED, SPLIT, Chosen
 from data_prep.pipeline.forecast import rehearse
 from data_prep.pipeline.inputs import Changes, Inputs, print_line, print_warning
@@ -41,7 +41,7 @@ from data_prep.work import DocumentsRecord, Joined, WorkFolder
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
-COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "near_copies", "over_share")
+COUNTED = ("documents", *COUNTS, "copies", "near_copies", "over_share")
 """Counts that are added up over the files of token documents."""
 NO_LOCKS = "note: this file system has no locks; see to it that no other run writes into the folder"
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_wiki
-from support.shards import SHORT, command, draw_text, run, tell, write_rows
+from support.shards import SHORT, command, draw_text, make, run, tell, write_rows
 
 from data_prep.pipeline.forecast import Amount, Costs, plan_steps
 from data_prep.pipeline.steps import Steps
@@ -172,7 +172,24 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     words = ("--vocab", tmp_path / "vocab.txt", "--validation", "0")
     said = " ".join(run(tmp_path / "x.jsonl", tmp_path / "out", *words).split())
     assert "left out 3 3 documents without text; bad characters replaced in 0" in said
-    assert "of the pieces are [UNK]" in said
+    corpus = Manifest.read(tmp_path / "out").corpus
+    texts = [str(row["text"]) for row in rows if row["text"]]
+    assert corpus.characters == sum(len("".join(text.split())) for text in texts[:30])
+    assert corpus.unknown_characters == 30 * 9 * len("привет")
+    assert f"warning: {100 * corpus.unknown_characters / corpus.characters:.3f}% of the characters are in words" in said
+    make(tmp_path / "again", "--from", tmp_path / "out", *SHORT[:4])
+    assert Manifest.read(tmp_path / "again").corpus.unknown_characters == corpus.unknown_characters
+
+
+def test_text_of_a_script_without_blanks_is_not_lost(tmp_path: Path) -> None:
+    thai = "".join(chr(code) for code in range(0x0E01, 0x0E2F))
+    draw = random.Random(1)
+    lines = ["".join(draw.choices(thai, k=400)) for _ in range(200)]
+    docs = write_rows(tmp_path / "th.jsonl", lines)
+    said = tell(tmp_path / "out", "--docs", docs, *SHORT, "--validation", "0", "--cased")
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert (corpus.characters, corpus.unknown_characters) == (sum(map(len, lines)), 0)
+    assert "[UNK]: " not in said
 
 
 RUSSIAN, CAFE = "Мой чай ещё горячий. ", "He met a naïve friend in a café. "
