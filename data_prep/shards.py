@@ -48,6 +48,8 @@ KEPT_FORMAT = 1  # version of its files and of the rules by which text is cut
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
+ANOTHER_NAME = "another name of"
+"""How a manifest begins the reason for which a file is left out that is read by its first name."""
 LONGEST_SHOWN = 60  # characters of a wrong value in a message
 Positive = Annotated[Amount, Field(ge=1)]
 
@@ -190,6 +192,11 @@ class CorpusFigures(JsonObject):
     """Documents once passages for validation are cut out of them, where they are."""
     weighed: int | None = None
     """Rows of documents once they are repeated by the weights of their sources, where there are such weights."""
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Lists the places that could not be read: the skipped ones but for files that were read by another name."""
+        return [fault for fault in self.skipped if f": {ANOTHER_NAME} " not in fault]
 
 
 class VocabularyFigures(JsonObject):

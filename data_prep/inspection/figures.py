@@ -53,7 +53,9 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
     for what, count in sorted(corpus.no_text.items()):
         yield "  no text", f"{count:,}", f"{what}, left out as no text"
-    unreadable = len(corpus.skipped)
+    unreadable = len(corpus.unreadable)
+    if again := len(corpus.skipped) - unreadable:
+        yield "  named again", f"{again:,}", "other names of files that were read, left out"
     if unreadable or corpus.empty or corpus.replaced:
         places = f"{unreadable:,} unreadable places, each a document or more, up to a whole file; " * bool(unreadable)
         faults = f"{places}{corpus.empty:,} documents without text; bad characters replaced in {corpus.replaced:,}"
