@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_wiki
-from support.shards import SHORT, command, draw_text, make, run, tell, write_rows
+from support.shards import SHORT, command, draw_text, make, read_examples, run, tell, write_rows
 
+from data_prep.arrow_files import map_batches
 from data_prep.pipeline.forecast import Amount, Costs, plan_steps
 from data_prep.pipeline.steps import Steps
 from data_prep.readers.sources import Bundle
@@ -151,6 +152,20 @@ def test_what_is_held_out(wiki: Path, tmp_path: Path) -> None:
     row = f"held out 10 for validation, {100 * share:.2g}% of the text (4% asked for); examples: {examples}"
     assert row in " ".join(output.split())
     assert f"warning: validation has few examples, so its scores will be rough: {examples}; " in output
+
+
+def test_near_copies_may_be_on_both_sides_only_where_none_are_looked_for(tmp_path: Path) -> None:
+    texts = [f"{text(number, 12)} {end}" for number in range(100) for end in ("It ended so.", "It was over then.")]
+    docs = write_rows(tmp_path / "x.jsonl", texts)
+    leak = "near copies of it may be in training"
+    for name, words in {"all": [], "apart": ["--near-copies", "0.7"]}.items():
+        said = " ".join(tell(tmp_path / name, "--docs", docs, *SHORT, "--validation", "0.2", *words).split())
+        rows = map_batches(tmp_path / name / "documents.arrow").read_all().to_pylist()
+        ids = [int(row["id"]) // 2 for row in rows]
+        sets = Manifest.read(tmp_path / name).sets()
+        held_out = {row["document"] for one in sets if one.validation for row in read_examples(tmp_path / name, one)}
+        split = {ids[number] for number in held_out} & {ids[n] for n in range(len(ids)) if n not in held_out}
+        assert (leak in said, bool(split)) == ((True, True) if name == "all" else (False, False))
 
 
 def test_enough_is_held_out_without_a_warning(tmp_path: Path) -> None:
