@@ -160,13 +160,13 @@ class Pipeline:
         lost = [record.lost for record in taken if record.lost]
         for line in sources.list_left_out([*lost, *(fault for record in documents for fault in record.skipped)]):
             print_line(self.console, line)
-        rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
+        compiled = rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)
         known = [manifest.vocabulary for manifest in origins.manifests]
         figures = known[0] if known else describe_vocabulary(vocabulary, given)
         self._print_vocabulary(figures)
         self._warn_of_masks(vocabulary)
-        rehearse(s, len(vocabulary), work.path, self.console)  # fewer pieces may have a smaller type
+        rehearse(s, len(vocabulary), work.path, self.console, compiled)  # fewer pieces may have a smaller type
         cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
         made = steps.keep(tokens, vocabulary) if s.documents_only else steps.make_shards(tokens, vocabulary)

@@ -247,16 +247,26 @@ def test_no_warning_tells_of_text_that_filters_leave_out(tmp_path: Path) -> None
 # What takes time
 
 
+COMPILING: list[tuple[Any, ...]] = [
+    ([("WordPiece", "two minutes")], "--vocab-size", "600"),
+    ([], "--vocab-size", "229"),
+    ([], "--vocab-size", "600", "--lengths", "48"),
+    ([("byte-level BPE", "a minute")], "--vocab-size", "600", "--tokenizer", "bytelevel"),
+    ([], "--vocab-size", "601", "--tokenizer", "bytelevel", "--lengths", "48"),
+]
+"""What is said to be compiled by runs that follow each other, and their settings."""
+
+
 @pytest.mark.slow
 def test_loops_are_compiled_once_and_before_the_workers_need_them(wiki: Path, tmp_path: Path) -> None:
-    """Though so many pieces are stored in other types the second time."""
+    """Though so many pieces are stored in other types the second time, and lengths of one type differ."""
     cache, before = tmp_path / "cache", set[Path]()
-    for size, said in (("600", True), ("229", False)):
-        words = command(wiki, tmp_path / size, "--workers", "2", "--vocab-size", size)
+    for number, (said, *more) in enumerate(COMPILING):
+        words = command(wiki, tmp_path / str(number), "--workers", "2", *more)
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        assert ("compiling once" in done.stdout) == said
-        assert not before or before == {*cache.rglob("*.nbc")}
+        assert re.findall("compiling once for (.*) with these settings: up to (.*); ", done.stdout) == said
+        assert said or before == {*cache.rglob("*.nbc")}
         before = {*cache.rglob("*.nbc")}
         assert before
 
