@@ -20,6 +20,7 @@ if __name__ == "__main__":
     begin(oldest=(3, 9))
 
 import argparse
+import glob
 import os
 import re
 import shlex
@@ -86,8 +87,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog="submit.py", description=__doc__, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter
     )
     made.add_argument("chain", choices=["pipeline", "tables"])
-    made.add_argument("--text", default="wiki", help="what shards are made of (default: wiki)")
-    made.add_argument("--shards", help="folder of the shards (default: data/ and the name of the text)")
+    made.add_argument("--text", nargs="+", default=["wiki"], help="what shards are made of, as --docs (default: wiki)")
+    made.add_argument("--shards", help="folder of the shards (default: data/ and the name of the text, if it is one)")
     made.add_argument("--script", default="pretrain_large", help="pretrain_large (default) or pretrain_base")
     made.add_argument("--recipe", help="name or file of another recipe than the script's")
     made.add_argument("--run", help="folder of the run (default: runs/ and the name of the recipe)")
@@ -120,9 +121,12 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     if not steps:
         raise UserError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
     recipe, names, seeds = wanted.recipe or own[1], find_tasks(wanted.tasks), read_number("--seeds", wanted.seeds)
-    text, shards = wanted.text, wanted.shards or f"data/{Path(wanted.text).name}"
+    text = " ".join(wanted.text)
+    if not wanted.shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
+        raise UserError(f"--text {text}: name the folder of the shards: --shards")
+    shards = wanted.shards or f"data/{Path(text).name}"
     run = wanted.run or f"runs/{Path(recipe).stem}"
-    preparing = ["--docs", text, "--out", shards, *split_words("--for-prepare", wanted.for_prepare)]
+    preparing = ["--docs", *wanted.text, "--out", shards, *split_words("--for-prepare", wanted.for_prepare)]
     training = ["--recipe", recipe, "--data", shards, "--out", run, *words]
     tuning = ["--model", run, "--task", *names, "--seeds", str(seeds)]
     tuning += split_words("--for-finetune", wanted.for_finetune)
@@ -136,8 +140,9 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     jobs = [add_options(job, site) for job in jobs if job.step in steps]
     if words and "pretrain" not in steps:
         raise UserError(f"{' '.join(words)}: not understood")
-    if "prepare" in steps and not Path(text).exists():
-        raise UserError(f"--text {text}: no such file or folder")
+    for source in wanted.text if "prepare" in steps else ():
+        if not Path(source).exists() and not glob.glob(source.rpartition("=")[2], recursive=True):  # NAME=PATH
+            raise UserError(f"--text {source}: no such file or folder")
     if wanted.first in ("finetune", "gather") and not Path(run).exists():
         raise UserError(f"--run {run}: no such folder; name a trained run, or train it first: --from pretrain")
     if "finetune" in steps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import TokensRecord
 
-COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes")
+COUNTS = ("empty", "sentences", "pieces", "unknown", "text_bytes", "characters", "unknown_characters")
 """Counts of a file that both TokensRecord and KeptFile have."""
 
 
@@ -38,14 +38,21 @@ class Faults(NamedTuple):
     """Documents that each filter left out, where there were filters."""
     empty: int = 0
     """Documents that had no text when they were read."""
+    no_text: Mapping[str, int] = {}
+    """Numbers of pages, lines and files that their formats left out."""
 
 
 def sum_filtered(faults: Iterable[Faults | OriginRecord]) -> dict[str, int]:
     """Adds up what each filter left out of several texts."""
+    return sum_counts(one.filtered or {} for one in faults)
+
+
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> Counter[str]:
+    """Adds up numbers that have names."""
     total: Counter[str] = Counter()
-    for one in faults:
-        total.update(one.filtered or {})
-    return dict(total)
+    for one in counts:
+        total.update(one)
+    return total
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,9 @@ class Origin:
         filtered = {name: count - theirs.get(name, 0) for name, count in (corpus.filtered or {}).items()}
         replaced = corpus.replaced - sum(other.replaced for other in others)
         empty = self._empty - sum(file.empty for file in self.manifest.kept)
-        return Faults(corpus.skipped[own], replaced, filtered if corpus.filtered is not None else None, max(0, empty))
+        passed = filtered if corpus.filtered is not None else None
+        no_text = Counter(corpus.no_text) - sum_counts(other.no_text for other in others)
+        return Faults(corpus.skipped[own], replaced, passed, max(0, empty), no_text)
 
     @property
     def _empty(self) -> int:
@@ -93,7 +102,7 @@ class Origin:
         """Makes the record of the folder for the manifest of another one."""
         faults = self.faults
         counts = len(self.sources), len(faults.skipped), faults.replaced, faults.filtered, self._empty
-        return OriginRecord(self.path_from(out), self.key, *counts)
+        return OriginRecord(self.path_from(out), self.key, *counts, dict(faults.no_text))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ UNUSED: dict[str, Any] = {name: USUAL.get(name) for name in (*list_by(Fact.LATER
 """Settings that are in the fingerprint only where they are used, with the values that leave them unused."""
 FOLLOWING = ("text", "own", "lost_parted", "parted")
 """Figures of a set of shards that are not in the fingerprint, since they follow from its settings and text."""
+TOLD = ("no_text", "characters", "unknown_characters")
+"""Figures of the corpus that are not in the fingerprint: they are of text that was read, not of what shards have."""
 WITHOUT_FIELDS = ("mediawiki", "wikiextractor", "sentences", "text", "demo")
 """Formats of 1.0 without fields, whose fingerprints never had --text-field; those of all other formats have it."""
 
@@ -52,6 +54,7 @@ def make_fingerprint(content: dict[str, Any], field_as_given: bool = False) -> s
     if "text_field" in settings and not field_as_given:
         settings["text_field"] = _used_field(settings["text_field"], parts["sources"])
     parts["settings"] = {name: said for name, said in settings.items() if name not in UNUSED or said != UNUSED[name]}
+    parts["corpus"] = {name: said for name, said in parts["corpus"].items() if name not in TOLD}
     parts["files"] = [file for file in parts["files"] if file["path"] != FILTERED_REPORT]
     parts["sources"] = [{name: said for name, said in file.items() if name != "content"} for file in parts["sources"]]
     parts["sets"] = [{name: said for name, said in one.items() if name not in FOLLOWING} for one in parts["sets"]]

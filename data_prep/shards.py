@@ -23,7 +23,7 @@ A shard is one Arrow record batch, so that a reader maps it into memory and find
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -48,6 +48,8 @@ KEPT_FORMAT = 1  # version of its files and of the rules by which text is cut
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 
+ANOTHER_NAME = "another name of"
+"""How a manifest begins the reason for which a file is left out that is read by its first name."""
 LONGEST_SHOWN = 60  # characters of a wrong value in a message
 Positive = Annotated[Amount, Field(ge=1)]
 
@@ -163,6 +165,10 @@ class CorpusFigures(JsonObject):
     unknown: int = 0
     """Pieces that stand for unknown words."""
     text_bytes: int = 0
+    characters: int = 0
+    """Characters of the words that were read, where the vocabulary has words that it cannot spell."""
+    unknown_characters: int = 0
+    """Those of words that became [UNK]."""
     empty: int = 0
     """Documents without text, which are left out."""
     replaced: int = 0
@@ -174,6 +180,8 @@ class CorpusFigures(JsonObject):
     documents_by_source: dict[str, int] = {}
     filtered: dict[str, int] | None = None
     """Documents that each filter left out while the text was read, where there were filters."""
+    no_text: dict[str, int] = {}
+    """Numbers of pages, lines and files that are no text by the rules of their formats, by what they are."""
     copies: int | None = None
     """Documents left out since an earlier one has their text, where such are left out."""
     near_copies: int | None = None
@@ -184,6 +192,11 @@ class CorpusFigures(JsonObject):
     """Documents once passages for validation are cut out of them, where they are."""
     weighed: int | None = None
     """Rows of documents once they are repeated by the weights of their sources, where there are such weights."""
+
+    @property
+    def unreadable(self) -> list[str]:
+        """Lists the places that could not be read: the skipped ones but for files that were read by another name."""
+        return [fault for fault in self.skipped if f": {ANOTHER_NAME} " not in fault]
 
 
 class VocabularyFigures(JsonObject):
@@ -242,6 +255,8 @@ class KeptFile(FileRecord):
     pieces: int
     unknown: int
     text_bytes: int
+    characters: int = 0
+    unknown_characters: int = 0
 
 
 @dataclass(frozen=True)
@@ -259,6 +274,7 @@ class OriginRecord:
     replaced: int = 0
     filtered: dict[str, int] | None = None
     empty: int = 0
+    no_text: dict[str, int] = field(default_factory=dict)
 
 
 class Ingredients(JsonObject):

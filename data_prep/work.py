@@ -99,6 +99,8 @@ class DocumentsRecord(Record):
     """Documents left out by each filter, by the name of its setting."""
     empty: int = 0
     """Documents without text, which are left out."""
+    no_text: dict[str, int] = Field(default_factory=dict)
+    """Numbers of pages and lines that the format leaves out, by format and what they are."""
 
     @property
     def documents(self) -> int:
@@ -126,6 +128,10 @@ class TokensRecord(Record):
     pieces: int
     unknown: int
     text_bytes: int
+    characters: int = 0
+    """Characters of the words, before any document was left out; 0 where the vocabulary spells any word."""
+    unknown_characters: int = 0
+    """Those of words that became [UNK]."""
     copies: int | None = None
     """Documents left out as copies, where such are."""
     near_copies: int | None = None

@@ -42,6 +42,8 @@ OTHERS = (
     "ts tw ug ur uz ve vi vo xh yi yo za zh zh-hans zh-hant zu"
 )
 """The languages without rules: their sentences end at the full stops of all scripts, but for English abbreviations."""
+FITTING = frozenset("bo dz km ko th vi zh zh-hans zh-hant".split())
+"""Those of them for which that is right: they abbreviate without full stops, or splitting.py knows how they do."""
 
 RULES = {
     **{code: code for code in NAMES},
@@ -64,4 +66,7 @@ def language_label(code: str | None) -> str:
     if code is None:
         return f"sentences as in {NAMES[DEFAULT]} (no --language)"
     rules = RULES.get(code, DEFAULT)
-    return f"sentences as in {NAMES[rules]}" + (f" ({code} has no rules of its own)" if rules != code else "")
+    if code in FITTING:
+        return f"sentences as in {code}"
+    is_foreign = rules == DEFAULT and code in OTHERS.split()
+    return f"sentences as in {NAMES[rules]}" + f" ({code} has no rules of its own)" * is_foreign

@@ -15,7 +15,7 @@ from data_prep.shards import NEAR_REPORT, Manifest, SetFigures, VocabularyFigure
 MOST_LOST = 0.005
 """The share of the text that over-long sentences may lose without a warning."""
 MOST_UNKNOWN = 0.01
-"""The share of pieces that may stand for unknown words without a warning."""
+"""The share of the characters from which words that became [UNK] are warned of."""
 FEWEST_EXAMPLES = 100
 """How many examples of a length validation needs, about, for scores that say something."""
 
@@ -51,13 +51,17 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
     if corpus.weighed is not None:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
-    unreadable = len(corpus.skipped)
+    for what, count in sorted(corpus.no_text.items()):
+        yield "  no text", f"{count:,}", f"{what}, left out as no text"
+    unreadable = len(corpus.unreadable)
+    if again := len(corpus.skipped) - unreadable:
+        yield "  named again", f"{again:,}", "other names of files that were read, left out"
     if unreadable or corpus.empty or corpus.replaced:
         places = f"{unreadable:,} unreadable places, each a document or more, up to a whole file; " * bool(unreadable)
         faults = f"{places}{corpus.empty:,} documents without text; bad characters replaced in {corpus.replaced:,}"
         yield "  left out", f"{unreadable + corpus.empty:,}{'+' * bool(unreadable)}", faults
     yield "sentences", f"{corpus.sentences:,}", f"{corpus.pieces / max(corpus.sentences, 1):.1f} pieces each"
-    yield "pieces", f"{corpus.pieces:,}", f"{100 * corpus.unknown / max(corpus.pieces, 1):.3f}% of them [UNK]"
+    yield "pieces", f"{corpus.pieces:,}", describe_unknown(manifest)
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,8 @@ def describe_held_out(manifest: Manifest) -> str:
     examples = _counts_of_lengths(_validation_examples(manifest))
     share = f"{format_percent(_validation_share(manifest))} of the text ({format_percent(asked)} asked for)"
     what = "for validation" if corpus.passages is None else "passages for validation, out of all documents"
-    return f"{what}, {share}; examples: {examples}"
+    leak = "; near copies of it may be in training (--near-copies 0.8 leaves them out)"
+    return f"{what}, {share}; examples: {examples}" + leak * (corpus.near_copies is None)
 
 
 def format_percent(share: float) -> str:
@@ -132,12 +137,9 @@ def format_percent(share: float) -> str:
 
 def find_warnings(manifest: Manifest) -> Iterator[str]:
     """Yields warnings about the text and about validation, with what to do."""
-    corpus = manifest.corpus
-    if corpus.unknown > MOST_UNKNOWN * corpus.pieces:
-        yield (
-            f"{format_percent(corpus.unknown / corpus.pieces)} of the pieces are [UNK]: the vocabulary cannot spell "
-            "these words, or they have more than 100 characters; take another --vocab, or --tokenizer bytelevel"
-        )
+    if find_unknown_share(manifest) >= MOST_UNKNOWN:
+        cure = "take another --vocab, or --tokenizer bytelevel"
+        yield f"{describe_unknown(manifest)}: the vocabulary cannot spell these words; {cure}"
     for use in find_use_of_text(manifest):
         if use.lost_parted > MOST_LOST * use.text:
             lost = format_percent(use.lost_parted / use.text)
@@ -147,6 +149,20 @@ def find_warnings(manifest: Manifest) -> Iterator[str]:
             )
     if manifest.figures:
         yield from _validation_warnings(manifest)
+
+
+def find_unknown_share(manifest: Manifest) -> float:
+    """Computes the share of the text that became [UNK]: of its characters, or of its pieces in older manifests."""
+    corpus = manifest.corpus
+    if corpus.characters:
+        return corpus.unknown_characters / corpus.characters
+    return corpus.unknown / max(corpus.pieces, 1)
+
+
+def describe_unknown(manifest: Manifest) -> str:
+    """Describes how much of the text became [UNK]."""
+    counted = "characters are in words that became" if manifest.corpus.characters else "pieces are"
+    return f"{100 * find_unknown_share(manifest):.3f}% of the {counted} [UNK]"
 
 
 def find_use_of_text(manifest: Manifest) -> list[SetFigures]:

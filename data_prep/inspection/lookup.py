@@ -172,6 +172,8 @@ class MarkedPiece(NamedTuple):
     """A key of STYLES; "" for plain text."""
     was: str
     """The original piece."""
+    now: str
+    """The piece that the model reads."""
     spelling: str
     """The piece without what marks its place in a word; one to be predicted with what the model reads in its place."""
     is_glued: bool
@@ -192,7 +194,7 @@ def mark_pieces(example: ShownExample, vocabulary: Vocabulary) -> Iterator[Marke
         segment: Literal["A", "B"] = "A" if position < example.boundary else "B"
         is_close = style != "kept" and bool(vocabulary.is_close[original])
         begins = position in (0, example.boundary)
-        yield MarkedPiece(segment, style, was, spelling or vocabulary.spell([piece]), begins or is_close)
+        yield MarkedPiece(segment, style, was, now, spelling or vocabulary.spell([piece]), begins or is_close)
 
 
 def format_example(example: ShownExample, vocabulary: Vocabulary) -> list[Text]:

@@ -56,6 +56,9 @@ MANY_WORDS = " ".join(map(str, range(40_000)))  # so many that the table of word
 KEEP_ALL = {"docs": (), "extend": 0, "drop_copies": False, "near_copies": None, "max_share": (), "weight": ()}
 """Settings under which no document is left out, and the vocabulary stays as it is."""
 
+ANY_KIND = "any"
+"""Stands for what is compiled for all kinds of data, beside which a further kind takes less time."""
+
 Item = TypeVar("Item")
 
 
@@ -83,29 +86,37 @@ def open_trial(settings: Settings, place: Path) -> Iterator[tuple[MeasuringRunne
         open_maker.cache_clear()  # its files are about to go
 
 
-def rehearse(settings: Settings, size: int, work: Path, console: Console) -> None:
+def rehearse(settings: Settings, size: int, work: Path, console: Console, was_said: bool = False) -> bool:
     """Compiles what a run with these settings calls, unless an earlier run did, and says so.
 
     Without it every worker would compile the same functions at the same time, in the midst of steps that then seem
     slow. `size` is how many pieces the vocabulary has, or may have: numbers of pieces are stored in the smallest type.
-    `work` is a folder with room for temporary files.
+    `work` is a folder with room for temporary files. Returns whether something was compiled.
     """
-    schemas = [example_schema(length, size, 1) for length in settings.lengths]
-    kinds = f"{settings.tokenizer or ''}{settings.pairs}-{'near-' * (settings.near_copies is not None)}" + "-".join(
-        str(schema.field(name).type) for schema in schemas for name in ("pieces", "boundary")
-    )
-    if compiled_before(kinds):
-        return
-    console.print("compiling once, for up to some minutes; later runs skip this")
-    once = settings.model_copy(update={"duplicates": 1, "validation": 0.01})
+    schemas = {length: example_schema(length, size, 1) for length in settings.lengths}
+    lengths = {
+        f"{settings.pairs}-" + "-".join(str(schema.field(name).type) for name in ("pieces", "boundary")): length
+        for length, schema in schemas.items()
+    }
+    kind = find_kind(settings.tokenizer)
+    kinds = [kind.title, *lengths, *(f"near-{one}" for one in lengths if settings.near_copies is not None)]
+    missing = [one for one in kinds if not compiled_before(one)]
+    if not missing:
+        return False
+    bound = "a minute" if compiled_before(ANY_KIND) else "two minutes"  # 7 to 21 and 65 s where it was slowest
+    if not was_said:
+        console.print(f"compiling once for {kind.title} with these settings: up to {bound}; later runs skip this")
+    once = settings.model_copy(update={"duplicates": 1, "validation": 0.01, "lengths": (*lengths.values(),)})
     with open_trial(once, work) as (runner, steps):
-        vocabulary = find_kind(settings.tokenizer).make_up(size, settings.cased)
+        vocabulary = kind.make_up(size, settings.cased)
         documents = [write_documents(steps.folder)]
         runner.run(COUNT, lambda: steps.part_tasks(documents))
         tokens = steps.cut_documents(documents, vocabulary)
         mark_near_copies(runner, tokens, vocabulary, settings.near_copies)
         steps.make_shards(tokens, vocabulary)
-    remember_compiled(kinds)
+    for one in (ANY_KIND, *missing):
+        remember_compiled(one)
+    return True
 
 
 def write_documents(folder: Path) -> DocumentsRecord:

@@ -22,7 +22,7 @@ from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND
-from data_prep.origins import TAKE, Faults, describe_damage, make_kept_file, sum_filtered
+from data_prep.origins import COUNTS, TAKE, Faults, describe_damage, make_kept_file, sum_counts, sum_filtered
 from data_prep.pipeline.choosing import MARKED, SPLIT, Chosen
 from data_prep.pipeline.forecast import rehearse
 from data_prep.pipeline.inputs import Changes, Inputs, print_line, print_warning
@@ -41,7 +41,7 @@ from data_prep.work import DocumentsRecord, Joined, WorkFolder
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
-COUNTED = ("documents", "empty", "sentences", "pieces", "unknown", "text_bytes", "copies", "near_copies", "over_share")
+COUNTED = ("documents", *COUNTS, "copies", "near_copies", "over_share")
 """Counts that are added up over the files of token documents."""
 NO_LOCKS = "note: this file system has no locks; see to it that no other run writes into the folder"
 
@@ -160,13 +160,13 @@ class Pipeline:
         lost = [record.lost for record in taken if record.lost]
         for line in sources.list_left_out([*lost, *(fault for record in documents for fault in record.skipped)]):
             print_line(self.console, line)
-        rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
+        compiled = rehearse(s, len(given) if given else s.vocab_size, work.path, self.console)
         vocabulary = steps.make_vocabulary(documents, given)
         known = [manifest.vocabulary for manifest in origins.manifests]
         figures = known[0] if known else describe_vocabulary(vocabulary, given)
         self._print_vocabulary(figures)
         self._warn_of_masks(vocabulary)
-        rehearse(s, len(vocabulary), work.path, self.console)  # fewer pieces may have a smaller type
+        rehearse(s, len(vocabulary), work.path, self.console, compiled)  # fewer pieces may have a smaller type
         cut = steps.cut_documents(documents, vocabulary)
         tokens = Joined((taken, cut))
         made = steps.keep(tokens, vocabulary) if s.documents_only else steps.make_shards(tokens, vocabulary)
@@ -271,7 +271,8 @@ def collect_faults(documents: Iterable[DocumentsRecord], left_out: Problems) -> 
     skipped = [*files, *(fault for record in documents for fault in record.left_out)]
     filtered = {name: total.number for name, total in add_up(documents).items()}
     empty = sum(record.empty for record in documents)
-    return Faults(skipped, sum(record.replaced for record in documents), filtered or None, empty)
+    no_text = sum_counts([*(record.no_text for record in documents), left_out.no_text])
+    return Faults(skipped, sum(record.replaced for record in documents), filtered or None, empty, no_text)
 
 
 def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> CorpusFigures:
@@ -293,6 +294,8 @@ def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> Cor
     counted: dict[str, Any] = {**totals}
     if any(one.filtered is not None for one in faults):
         counted["filtered"] = sum_filtered(faults)
+    if no_text := sum_counts(one.no_text for one in faults):
+        counted["no_text"] = no_text
     return CorpusFigures(
         **counted,
         validation_documents=chosen.num_held_out,

@@ -15,7 +15,8 @@ from data_prep.readers.foreign import NO_FILE, Foreign
 from data_prep.readers.formats.parquet import describes_dataset
 from data_prep.readers.reader import LEAVES_OUT, Problems, UnreadableError
 
-HIDDEN = (".", "_")  # how names of files begin that are not read
+HIDDEN, SET_ASIDE = ".", "_"  # how names begin of files and folders that are not read; those of the second are counted
+ASIDE = "files and folders whose names begin with _"
 
 
 @dataclass
@@ -28,6 +29,8 @@ class Listing:
     """Pipes, sockets and devices: opening one may never return."""
     unreadable: dict[str, UnreadableError] = field(default_factory=dict)
     """Links to nothing or in a circle, and folders that may not be listed."""
+    aside: set[str] = field(default_factory=set)
+    """Files and folders below the named ones whose names begin with `_`."""
 
 
 def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -> Listing:
@@ -57,6 +60,8 @@ def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -
             listing.foreign[path] = NO_FILE
         elif status.st_size and not describes_dataset(Path(path)):
             listing.files[path] = status
+    if listing.aside:
+        problems.no_text[ASIDE] += len(listing.aside)
     if problems.policy != "skip":
         for fault in listing.unreadable.values():
             raise UserError(f"--docs: {fault}")
@@ -96,10 +101,13 @@ def _walk(top: str, listing: Listing) -> Iterator[str]:
     seen = set()
     for folder, folders, files in os.walk(Path(top), onerror=note, followlinks=True):
         place = os.path.realpath(folder)
-        folders[:] = [] if place in seen else sorted(name for name in folders if not name.startswith(HIDDEN))
-        if place not in seen:
-            yield from (str(Path(folder, name)) for name in files if not name.startswith(HIDDEN))
+        if place in seen:
+            folders[:] = []
+            continue
         seen.add(place)
+        listing.aside.update(str(Path(folder, name)) for name in (*folders, *files) if name.startswith(SET_ASIDE))
+        folders[:] = sorted(name for name in folders if not name.startswith((HIDDEN, SET_ASIDE)))
+        yield from (str(Path(folder, name)) for name in files if not name.startswith((HIDDEN, SET_ASIDE)))
 
 
 def _explain_unreadable(path: str, error: OSError) -> UnreadableError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +87,8 @@ class Problems:
     """Faults of documents and files that were left out; each begins with the path of a file."""
     names: dict[str, str] = field(default_factory=dict)
     """Names of the files in the manifest (source and name), by their paths."""
+    no_text: Counter[str] = field(default_factory=Counter)
+    """Numbers of pages, lines and files that are no text by the rules of their format, by what they are."""
 
     def decode(self, data: bytes, span: Span, offset: int) -> str | None:
         """Turns UTF-8 into text; returns None where the document is to be left out."""

@@ -20,6 +20,7 @@ from data_prep.readers.formats.declaration import list_readers
 from data_prep.readers.listing import list_files
 from data_prep.readers.reader import Problems, Span, UnreadableError, unpacked_name
 from data_prep.settings import Settings
+from data_prep.shards import ANOTHER_NAME
 
 
 def find_format(path: Path, ends: Ends, said: str | None, keeps_whole_part: bool = False) -> str | Foreign:
@@ -129,7 +130,7 @@ def _take_once(files: list[SourceFile], problems: Problems) -> list[SourceFile]:
         cure = "each text counts once; --errors skip leaves the other names out"
         raise UserError(f"--docs: {file.path} {fault} ({len(again):,} in all); {cure}")
     problems.names |= {file.path: f"{file.source}/{file.name}" for file, _ in again}
-    problems.skipped += [f"{file.path}: another name of {other.source}/{other.name}" for file, other in again]
+    problems.skipped += [f"{file.path}: {ANOTHER_NAME} {other.source}/{other.name}" for file, other in again]
     return list(first.values())
 
 

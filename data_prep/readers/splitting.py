@@ -22,6 +22,7 @@ DATES = frozenset(
     "Jan Jän Feb Mär Apr Jun Jul Aug Sep Sept Okt Nov Dez "
     "Jahrhundert Jahrhunderts Jahrhunderte Jahrhunderten Jh".split()
 )
+WINDOW, MARGIN = 1 << 15, 1 << 13  # characters; the longest paragraph of 114 books has 16,145
 OPENINGS = ("", *"(\"'“‘[„«")
 AFTER = {
     "en": {
@@ -47,7 +48,11 @@ AFTER = {
         NAME: "Sr. Sra. Srta. Dr. Dra. D. Dña. Prof.",
     },
     "it": {NUMBER: "vol. n. p. pp. pag. cap. fig. art.", NAME: "Sig. Dott. Prof. Ing. Avv."},
+    "ar": {ANYTHING: "د. أ.", NUMBER: "ص."},
+    "hi": {ANYTHING: "डॉ. प्रो. श्री. सुश्री. पं."},
+    "th": {ANYTHING: "ศ. ค. ย. พ. ส. ช. ญ. อ. ดร. นพ. พญ. ผศ. รศ."},
 }
+AFTER["vi"] = {**AFTER["en"], NAME: f"{AFTER['en'][NAME]} TP. Tp. GS. PGS. TS. ThS. BS. KS."}
 """What may follow which abbreviations within a sentence. Ends of sentences that look like them are those of others."""
 NO_ENDS = {
     language: {
@@ -56,6 +61,9 @@ NO_ENDS = {
     for language, rules in AFTER.items()
 }
 """The same, as the last words of what the library takes for sentences: with the space after them."""
+DOTTED = {"ar": 2, "th": WINDOW}
+"""Languages in which a full stop before a letter is within an abbreviation (พ.ศ.), for words of so many characters at
+most: Thai ends no sentence with one."""
 TAIL = 4  # characters
 TAILS = {
     language: frozenset(end[-TAIL:] for word in words for end in (word, f" {word}"))
@@ -69,12 +77,14 @@ def rejoin(language: str, parts: list[str]) -> None:
 
     An empty part ends a paragraph; one also takes the place of a part that was joined to the one before it.
     """
-    rules = RULES.get(language, DEFAULT)
-    tails = TAILS.get(rules, frozenset())
-    for n in reversed([n for n, part in enumerate(parts) if part[-TAIL:] in tails]):
+    rules = language if language in AFTER else RULES.get(language, DEFAULT)
+    tails, longest = TAILS.get(rules, frozenset()), DOTTED.get(rules, 0)
+    for n in reversed([n for n, part in enumerate(parts) if part[-TAIL:] in tails or (longest and part[-1:] == ".")]):
         before, after = parts[n : n + 2]
-        what = NO_ENDS[rules].get(before[before.rfind(" ", 0, -1) + 1 :])
-        if what and after and _goes_on(what, before, after):
+        word = before[before.rfind(" ", 0, -1) + 1 :]
+        what = NO_ENDS[rules].get(word)
+        inside = word.endswith(".") and after[:1].isalpha() and len(word) <= longest
+        if inside or (what and after and _goes_on(what, before, after)):
             parts[n : n + 2] = before + after, ""
 
 
@@ -90,13 +100,15 @@ def _goes_on(what: str, sentence: str, after: str) -> bool:
 
 WHITE_SPACE = re.compile(r"\s(?:\s+|(?<! ))")  # all but single spaces, of which there are many
 SENTENCE_END = re.compile(r"(?<=[.!?。！？]) +")
+SCRIPT_ENDS = "។៕།༎"
+SCRIPT_END = re.compile(f"(?:។ល)?[{SCRIPT_ENDS}](?:[{SCRIPT_ENDS} ”»)]*[{SCRIPT_ENDS}”»)])? *")
+"""What ends a sentence of Khmer or Tibetan, which sentencex does not know; ។ល។ is "and so on"."""
 CERTAIN_END = re.compile(r"[^。！？]*[。！？]+[」』）】”’]*|[^。！？]+")  # what ends no abbreviation
 DOUBTFUL = 120  # characters beyond which a sentence whose marks do not pair up is looked at without them
 ENCLOSING = re.compile(r"""["“”„‘’«»‹›「」《》()\[\]{}]+""")
 PAIRS_IN_ASCII = ("()", "[]", "{}")
 PAIRS = (*PAIRS_IN_ASCII, "“”„", "«»")
 WORD, WORD_END = re.compile(r"\w"), re.compile(r"[\w.,;:!?]")
-WINDOW, MARGIN = 1 << 15, 1 << 13  # characters; the longest paragraph of 114 books has 16,145
 LONG = 5000  # characters, beyond which a paragraph with such ends is divided at them
 
 
@@ -125,10 +137,19 @@ def _parts(language: str, passages: Iterable[str]) -> list[str]:
         else:
             if "  " in passage or not passage.isprintable():  # much faster than to look for each white space
                 passage = WHITE_SPACE.sub(" ", passage)
-            for piece in _pieces(passage):
-                parts += _in_windows(language, piece)
+            for sentence in _split_script(passage):
+                for piece in _pieces(sentence):
+                    parts += _in_windows(language, piece)
         parts.append("")
     return parts
+
+
+def _split_script(text: str) -> list[str]:
+    """Divides a paragraph at the ends of sentences of Khmer and Tibetan."""
+    if "។" not in text and "།" not in text:
+        return [text]
+    ends = [0, *(match.end() for match in SCRIPT_END.finditer(text)), len(text)]
+    return [part for start, end in pairwise(ends) if (part := text[start:end])]
 
 
 def _split_quotation(language: str, sentence: str) -> list[str]:

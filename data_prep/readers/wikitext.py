@@ -61,6 +61,7 @@ REMARK_LINE = re.compile(rf"\n[ \t]*{Sign.REMARK}[ \t{Sign.REMARK}]*(?=\n)")
 TWO_BREAKS = re.compile(f"{Sign.BREAK}(?:[ {NOTHING}]*{Sign.BREAK})+")
 ARGUMENT = re.compile(r"\{\{\{[^{}]*\}\}\}")
 EXTERNAL_LINK = re.compile(r"\[(?<!\[\[)((?:(?:https?:|ftps?:|news:|irc:)?//|mailto:)[^\[\]\n]*)\]", re.IGNORECASE)
+LIST, ITEMS = ("*", "#", ":", ";"), "list items"
 NO_PASSAGE = re.compile(r"[*#:;|]|!(?!\w)|----|\{[{|]")
 WORD = re.compile(r"[^\W_]")
 SENTENCE = re.compile(r"[.!?…。！？][\"”»’')\]]*\Z")
@@ -86,8 +87,10 @@ def remove_tags(text: str) -> str:
 class Wikitext:
     """Finds the text in the pages of one wiki."""
 
-    def __init__(self, skipped_prefixes: Iterable[str] = ()) -> None:
+    def __init__(self, skipped_prefixes: Iterable[str] = (), no_text: Counter[str] | None = None) -> None:
+        """`no_text` counts the items of lists, which are left out."""
         self._skipped = SKIPPED_PREFIXES | frozenset(skipped_prefixes)
+        self._no_text = Counter[str]() if no_text is None else no_text
 
     def passages(self, text: str) -> list[str]:
         """Lists the paragraphs of a page."""
@@ -99,11 +102,11 @@ class Wikitext:
         plain = EXTERNAL_LINK.sub(_link_title, _Page(self._skipped).plain(text))  # those with links in their titles
         if "-{" in plain:
             plain = VARIANT.sub(_variant, VARIANT.sub(_variant, plain))  # they may be nested
-        parts = (part for lines in _paragraphs(plain) for part in TWO_BREAKS.split(lines))
+        parts = (part for lines in _paragraphs(plain, self._no_text) for part in TWO_BREAKS.split(lines))
         return [passage for part in parts if WORD.search(passage := tidy(remove_tags(part)))]
 
 
-def _paragraphs(plain: str) -> Iterator[str]:
+def _paragraphs(plain: str, no_text: Counter[str]) -> Iterator[str]:
     """Finds the lines that belong together, and are no lists, headings or cells of tables."""
     lines: list[str] = []
     in_list = False  # whether this is a list of terms, whose explanations are indented
@@ -121,6 +124,8 @@ def _paragraphs(plain: str) -> Iterator[str]:
         lines = []
         if _is_prose(indented):
             yield indented
+        elif line.startswith(LIST):
+            no_text[ITEMS] += 1
 
 
 def _is_prose(indented: str) -> bool:

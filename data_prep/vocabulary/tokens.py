@@ -161,6 +161,8 @@ def encode_part(task: PartTask) -> TokensRecord:
         sentences=len(sentence_ends),
         pieces=len(pieces.ids),
         unknown=int(np.count_nonzero(pieces.ids == vocabulary.special.unk)),
+        characters=pieces.characters,
+        unknown_characters=pieces.lost,
         text_bytes=task.weight,
     )
 
@@ -189,7 +191,7 @@ def _load_encoder(folder: Path, cased: bool, sha256: str) -> tuple[Vocabulary, T
     """Loads a vocabulary and its encoder, which keeps the words that it has cut; a worker loads them once."""
     vocabulary = load_vocabulary(folder, cased)
     assert vocabulary.sha256 == sha256
-    return vocabulary, vocabulary.encoder()
+    return vocabulary, vocabulary.encoder(cuts_long=True)
 
 
 def _view_sentences(documents: pa.ListArray, has_blanks: bool) -> tuple[Array, Array]:

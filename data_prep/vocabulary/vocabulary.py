@@ -130,8 +130,11 @@ class Vocabulary(ABC):
     def pipeline(self) -> Tokenizer:
         """Builds the tokenizer. It takes the special pieces in a text for text."""
 
-    def encoder(self) -> TextEncoder:
-        """Makes an encoder of many texts; a kind may have a faster one, which has to give the same ids."""
+    def encoder(self, cuts_long: bool = False) -> TextEncoder:  # noqa: ARG002 - most kinds spell any word
+        """Makes an encoder of many texts; a kind may have a faster one, which has to give the same ids.
+
+        `cuts_long`: cuts words that are unknown for their length alone, as the text of shards has them.
+        """
         return PipelineEncoder(self.pipeline())
 
     @abstractmethod

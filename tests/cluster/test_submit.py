@@ -100,6 +100,20 @@ def test_every_step_waits_for_the_one_before(folder: Path, submit: Submit) -> No
     assert [line.split()[0] for line in said.splitlines()[:4]] == ["101", "102", "103", "104"]
 
 
+def test_several_sources_and_globs_are_prepared_as_shard_py_takes_them(folder: Path, submit: Submit) -> None:
+    for words in (["wiki", "books"], ["books/*.txt"], ["novels=books"]):
+        assert "name the folder of the shards" in submit("--to", "prepare", "--text", *words, code=2)
+    chosen = ("--to", "prepare", "--shards", "data/both", "--text", "wiki", "novels=books/*.txt")
+    assert "--text novels=books/*.txt: no such file" in submit(*chosen, code=2)
+    (folder / "books").mkdir()
+    (folder / "books" / "a.txt").write_text("Text.")
+    shell(folder, f"set -e\n{submit(*chosen, '--dry-run')}")
+    submit(*chosen)
+    typed, submitted = calls(folder)
+    assert typed == submitted
+    assert submitted.endswith("cluster/prepare.slurm --docs wiki novels=books/*.txt --out data/both")
+
+
 def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path, submit: Submit) -> None:
     words = ("table5", "--scale", "base")
     submit("--shares", "3", *words, chain="tables", CLOZE_TABLES_OPTIONS="--partition=gpu")

@@ -74,6 +74,28 @@ def test_a_run_over_damaged_files(bad: Path, tmp_path: Path) -> None:
     assert re.search(rf"left out +{len(skipped)}\+ +{len(skipped)} unreadable places, each a document or more", said)
 
 
+def test_what_a_second_name_of_a_file_and_a_list_for_a_text_cost(tmp_path: Path) -> None:
+    """A second name costs nothing; a Parquet file with lists is left out as a CSV file without the column is."""
+    folder = tmp_path / "some"
+    folder.mkdir()
+    rows = write_rows(folder / "a.jsonl", [draw_text(random.Random(n), 9) for n in range(60)])
+    (folder / "b.jsonl").hardlink_to(rows)
+    said = tell(tmp_path / "once", "--docs", folder, *SHORT, "--errors", "skip")
+    assert "unreadable" not in said
+    assert re.search(r"named again +1 +other names", said)
+    pq.write_table(pa.table({"text": [["Some text.", "More."]] * 9}), folder / "c.parquet")
+    (folder / "d.csv").write_text("id,body\n1,Some text.\n")
+    said = tell(tmp_path / "out", "--docs", folder, *SHORT, "--errors", "skip")
+    assert re.search(r"left out +2\+ +2 unreadable places", said)
+    once, out = (Manifest.read(tmp_path / name).corpus for name in ("once", "out"))
+    assert once.documents == out.documents == 60
+    assert once.skipped == ["some/b.jsonl: another name of some/a.jsonl"]
+    assert out.unreadable == [
+        "some/c.parquet: no text in a field 'text'; there is: text",
+        "some/d.csv: no text in a field 'text'; there is: id, body",
+    ]
+
+
 @pytest.fixture
 def wiki(tmp_path: Path) -> Path:
     """A small text in four files."""

@@ -14,8 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import write_wiki
-from support.shards import SHORT, command, draw_text, run, tell, write_rows
+from support.shards import SHORT, command, draw_text, make, read_examples, run, tell, write_rows
 
+from data_prep.arrow_files import map_batches
 from data_prep.pipeline.forecast import Amount, Costs, plan_steps
 from data_prep.pipeline.steps import Steps
 from data_prep.readers.sources import Bundle
@@ -153,6 +154,20 @@ def test_what_is_held_out(wiki: Path, tmp_path: Path) -> None:
     assert f"warning: validation has few examples, so its scores will be rough: {examples}; " in output
 
 
+def test_near_copies_may_be_on_both_sides_only_where_none_are_looked_for(tmp_path: Path) -> None:
+    texts = [f"{text(number, 12)} {end}" for number in range(100) for end in ("It ended so.", "It was over then.")]
+    docs = write_rows(tmp_path / "x.jsonl", texts)
+    leak = "near copies of it may be in training"
+    for name, words in {"all": [], "apart": ["--near-copies", "0.7"]}.items():
+        said = " ".join(tell(tmp_path / name, "--docs", docs, *SHORT, "--validation", "0.2", *words).split())
+        rows = map_batches(tmp_path / name / "documents.arrow").read_all().to_pylist()
+        ids = [int(row["id"]) // 2 for row in rows]
+        sets = Manifest.read(tmp_path / name).sets()
+        held_out = {row["document"] for one in sets if one.validation for row in read_examples(tmp_path / name, one)}
+        split = {ids[number] for number in held_out} & {ids[n] for n in range(len(ids)) if n not in held_out}
+        assert (leak in said, bool(split)) == ((True, True) if name == "all" else (False, False))
+
+
 def test_enough_is_held_out_without_a_warning(tmp_path: Path) -> None:
     docs = write_rows(tmp_path / "x.jsonl", [text(number) for number in range(1200)])
     few = tell(tmp_path / "few", "--docs", docs, *SHORT, "--validation", "0.0025")
@@ -172,7 +187,24 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     words = ("--vocab", tmp_path / "vocab.txt", "--validation", "0")
     said = " ".join(run(tmp_path / "x.jsonl", tmp_path / "out", *words).split())
     assert "left out 3 3 documents without text; bad characters replaced in 0" in said
-    assert "of the pieces are [UNK]" in said
+    corpus = Manifest.read(tmp_path / "out").corpus
+    texts = [str(row["text"]) for row in rows if row["text"]]
+    assert corpus.characters == sum(len("".join(text.split())) for text in texts[:30])
+    assert corpus.unknown_characters == 30 * 9 * len("привет")
+    assert f"warning: {100 * corpus.unknown_characters / corpus.characters:.3f}% of the characters are in words" in said
+    make(tmp_path / "again", "--from", tmp_path / "out", *SHORT[:4])
+    assert Manifest.read(tmp_path / "again").corpus.unknown_characters == corpus.unknown_characters
+
+
+def test_text_of_a_script_without_blanks_is_not_lost(tmp_path: Path) -> None:
+    thai = "".join(chr(code) for code in range(0x0E01, 0x0E2F))
+    draw = random.Random(1)
+    lines = ["".join(draw.choices(thai, k=400)) for _ in range(200)]
+    docs = write_rows(tmp_path / "th.jsonl", lines)
+    said = tell(tmp_path / "out", "--docs", docs, *SHORT, "--validation", "0", "--cased")
+    corpus = Manifest.read(tmp_path / "out").corpus
+    assert (corpus.characters, corpus.unknown_characters) == (sum(map(len, lines)), 0)
+    assert "[UNK]: " not in said
 
 
 RUSSIAN, CAFE = "Мой чай ещё горячий. ", "He met a naïve friend in a café. "
@@ -215,16 +247,26 @@ def test_no_warning_tells_of_text_that_filters_leave_out(tmp_path: Path) -> None
 # What takes time
 
 
+COMPILING: list[tuple[Any, ...]] = [
+    ([("WordPiece", "two minutes")], "--vocab-size", "600"),
+    ([], "--vocab-size", "229"),
+    ([], "--vocab-size", "600", "--lengths", "48"),
+    ([("byte-level BPE", "a minute")], "--vocab-size", "600", "--tokenizer", "bytelevel"),
+    ([], "--vocab-size", "601", "--tokenizer", "bytelevel", "--lengths", "48"),
+]
+"""What is said to be compiled by runs that follow each other, and their settings."""
+
+
 @pytest.mark.slow
 def test_loops_are_compiled_once_and_before_the_workers_need_them(wiki: Path, tmp_path: Path) -> None:
-    """Though so many pieces are stored in other types the second time."""
+    """Though so many pieces are stored in other types the second time, and lengths of one type differ."""
     cache, before = tmp_path / "cache", set[Path]()
-    for size, said in (("600", True), ("229", False)):
-        words = command(wiki, tmp_path / size, "--workers", "2", "--vocab-size", size)
+    for number, (said, *more) in enumerate(COMPILING):
+        words = command(wiki, tmp_path / str(number), "--workers", "2", *more)
         environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache)}
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-        assert ("compiling once" in done.stdout) == said
-        assert not before or before == {*cache.rglob("*.nbc")}
+        assert re.findall("compiling once for (.*) with these settings: up to (.*); ", done.stdout) == said
+        assert said or before == {*cache.rglob("*.nbc")}
         before = {*cache.rglob("*.nbc")}
         assert before
 

@@ -65,8 +65,8 @@ near copies: the threshold | data_prep/near_copies/signatures.py
     + if index > threshold:
     data_prep/near_copies/test_finding.py::test_who_has_just_the_threshold_is_a_near_copy
 redirects are no articles | data_prep/readers/formats/mediawiki.py
-    - page.findtext("{*}ns", "0").strip() != "0" or page.find("{*}redirect") is not None
-    + page.findtext("{*}ns", "0").strip() != "0"
+    - if page.find("{*}redirect") is not None:
+    + if page.find("{*}none") is not None:
     data_prep/readers/test_mediawiki.py
 the last row of a group | data_prep/readers/formats/parquet.py
     - for number, row in enumerate(rows)]

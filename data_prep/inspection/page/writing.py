@@ -22,7 +22,13 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import replacing
 from data_prep.inspection import lookup
-from data_prep.inspection.figures import describe_held_out, find_warnings, format_percent, list_reasons
+from data_prep.inspection.figures import (
+    describe_held_out,
+    describe_unknown,
+    find_warnings,
+    format_percent,
+    list_reasons,
+)
 from data_prep.origins import find_origins_of_folder, load_own_vocabulary
 from data_prep.seals import require_seal
 from data_prep.settings import spell_flag
@@ -86,6 +92,7 @@ def make_page(folder: Path) -> str:
         held_out=describe_held_out(manifest) if manifest.figures and manifest.corpus.validation_documents else "",
         tables=read_tables(folder, manifest),
         masks=masks,
+        unknown=describe_unknown(manifest),
     )
 
 

@@ -21,12 +21,14 @@ END = b"</page>"
 CLOSING = re.compile(rb"</page>\s*\Z")
 DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
+REDIRECTS = "redirects"
 FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 
 
 def read(span: Span, options: Options) -> Iterator[Document]:
     """Reads the articles among the pages that begin in a span."""
-    wikitext = Wikitext(_skipped_prefixes(span.path))
+    no_text = options.problems.no_text
+    wikitext = Wikitext(_skipped_prefixes(span.path), no_text)
     for offset, record in records(span, OPENING, options.problems, CLOSING):
         if not record.startswith(b"<page"):
             continue  # the head of the dump
@@ -39,18 +41,24 @@ def read(span: Span, options: Options) -> Iterator[Document]:
             options.problems.leave_document_out(f"{span.name_place(offset)}: broken XML in this page: {error}")
             continue
         document = _article(page, wikitext)
-        if document is not None:
+        if isinstance(document, Document):
             yield document
+        else:
+            no_text[document] += 1
 
 
-def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | None:
-    """Makes a document of a page, unless it is no article."""
-    if page.findtext("{*}ns", "0").strip() != "0" or page.find("{*}redirect") is not None:
-        return None
+def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | str:
+    """Makes a document of a page, or says what the page is if it is no article."""
+    if page.findtext("{*}ns", "0").strip() != "0":
+        return "pages outside the main namespace"
+    if page.find("{*}redirect") is not None:
+        return REDIRECTS
     revisions = page.findall("{*}revision/{*}text")  # a dump with the history has the newest at the end
     title, text = page.findtext("{*}title", ""), (revisions[-1].text if revisions else "") or ""
-    if text.lstrip()[:9].upper() == "#REDIRECT" or is_disambiguation(title, text):
-        return None
+    if text.lstrip()[:9].upper() == "#REDIRECT":
+        return REDIRECTS
+    if is_disambiguation(title, text):
+        return "disambiguation pages"
     return Document(page.findtext("{*}id", ""), title, wikitext.passages(text))
 
 

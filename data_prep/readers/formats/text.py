@@ -1,11 +1,14 @@
 """Reads plain text and markdown: one document a file, its paragraphs in their order.
 
-Headings, rules and marks of emphasis are no text. Project Gutenberg's header and licence are removed.
+Rules, marks of emphasis and lines that only say where a link leads are no text; nor are headings, rows of tables and
+code in markdown: in other files `#` and `|` may begin a line of a log, of a program or of a chat. Project Gutenberg's
+header and licence are removed.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
@@ -40,12 +43,14 @@ FENCE = re.compile(r"^(```|~~~)`*[^`\n]*\n.*?^\1[^\n]*$", re.MULTILINE | re.DOTA
 RULE = re.compile(r"\n[-*_= \t]+$", re.MULTILINE)  # also what underlines a heading
 UNDERLINED = re.compile(r".+\n(?:=+|-{3,})[ \t]*$", re.MULTILINE)
 UNDERLINED_PARAGRAPH = re.compile(f"\n\n{UNDERLINED.pattern}", re.MULTILINE)
+TARGET = r" {0,3}\[[^\]\n]+\]:[ \t]+<?(?:https?:|www\.|[/#.]).*"  # where a link leads
 NO_TEXT = re.compile(
     r"\n(?: {0,3}#{1,6}(?:[ \t].*)?"  # a heading
     r"|[ \t]*\|.*\|[ \t]*"  # a row of a table
-    r"| {0,3}\[[^\]\n]+\]:[ \t]+<?(?:https?:|www\.|[/#.]).*)$",  # where links lead
+    rf"|{TARGET})$",
     re.MULTILINE,
 )
+TARGET_LINE = re.compile(rf"\n{TARGET}$", re.MULTILINE)
 QUOTE = re.compile(r"^[ \t]*(?:>[ \t]?)+", re.MULTILINE)
 BULLET = re.compile(r"\n[ \t]*[-*+][ \t]+")
 NUMBER = re.compile(r"^[ \t]*\d{1,3}[.)][ \t]+", re.MULTILINE)
@@ -76,32 +81,38 @@ def read(span: Span, options: Options) -> Iterator[Document]:
     if text is not None:
         name = unpacked_name(path)
         markdown = name.lower().endswith(MARKDOWN)
-        yield Document(f"{path.parent.name}/{path.name}", Path(name).stem, passages(text, markdown))
+        paragraphs = passages(text, markdown, options.problems.no_text)
+        yield Document(f"{path.parent.name}/{path.name}", Path(name).stem, paragraphs)
 
 
-def passages(text: str, markdown: bool) -> list[str]:
-    """Finds the paragraphs of a book and puts every one on one line."""
+def passages(text: str, markdown: bool, no_text: Counter[str]) -> list[str]:
+    """Finds the paragraphs of a book and puts every one on one line; counts what is left out between them."""
     text = without_gutenberg(LINE_END.sub("\n", text.removeprefix("\ufeff")))
     if markdown:
-        text = _without_blocks(text)
+        text = _without_blocks(text, no_text)
     text = RULE.sub("\n\n", f"\n{text}")
-    paragraphs = BLANK_LINE.split(NO_TEXT.sub("\n", text)[1:])
+    text, lines = (NO_TEXT if markdown else TARGET_LINE).subn("\n", text)
+    if lines:
+        no_text["headings, rows of tables and targets of links" if markdown else "targets of links"] += lines
+    paragraphs = BLANK_LINE.split(text[1:])
     if markdown:
         paragraphs = [_without_marks(item) for paragraph in paragraphs for item in _items(paragraph.lstrip("\n"))]
     else:
         paragraphs = [UNDERSCORES.sub(EMPHASISED, raw) if "_" in raw else raw for raw in paragraphs]
-    lines = (" ".join(line for raw in paragraph.split("\n") if (line := raw.strip())) for paragraph in paragraphs)
-    return [line for line in lines if line]
+    joined = (" ".join(line for raw in paragraph.split("\n") if (line := raw.strip())) for paragraph in paragraphs)
+    return [line for line in joined if line]
 
 
-def _without_blocks(text: str) -> str:
+def _without_blocks(text: str, no_text: Counter[str]) -> str:
     """Frees markdown of what says how a text looks over whole lines: quotations stay, code and headings do not."""
     if ">" in text:
         text = QUOTE.sub("", text)
     if front := FRONT_MATTER.match(text):
         text = text[front.end() :]
     if "```" in text or "~~~" in text:
-        text = FENCE.sub("", text)
+        text, blocks = FENCE.subn("", text)
+        if blocks:
+            no_text["blocks of code"] += blocks
     if heading := UNDERLINED.match(text):
         text = text[heading.end() :]
     return UNDERLINED_PARAGRAPH.sub("\n\n", text)

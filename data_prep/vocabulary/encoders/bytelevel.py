@@ -20,7 +20,7 @@ from data_prep.common.compiled import compiled, copy_items
 from data_prep.common.hashing import FACTOR_1
 from data_prep.vocabulary.encoders.encoder import Pieces
 from data_prep.vocabulary.encoders.keys import SHORT, find, make_key, make_short_key, number_word
-from data_prep.vocabulary.encoders.tables import TableEncoder
+from data_prep.vocabulary.encoders.tables import CutWords, TableEncoder
 from data_prep.vocabulary.encoders.words import WordTable, spell_out
 
 UNSEEN, LETTER, DIGIT, OTHER, SPACE = range(5)  # classes of characters
@@ -147,7 +147,7 @@ class FastByteLevel(TableEncoder):
             rows[number] = np.frombuffer(normalize(rows[number].tobytes().decode()).encode(), np.uint8)
         return np.concatenate(rows), np.cumsum([len(row) for row in rows], dtype=np.int64)
 
-    def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:
+    def cut_words(self, letters: Array, ends: Array) -> CutWords:
         """Cuts words into pieces; `tokenizers` cuts those that are very long."""
         ids, stops = _merge_words(letters, ends, *self._merges)
         starts = np.concatenate([[0], stops[:-1]])
@@ -159,7 +159,7 @@ class FastByteLevel(TableEncoder):
             starts[number], stops[number] = count, count + len(found)
             count += len(found)
             more.append(np.array(found, np.int32))
-        return np.concatenate(more), starts, stops
+        return CutWords(np.concatenate(more), starts, stops)
 
 
 @compiled

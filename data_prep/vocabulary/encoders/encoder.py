@@ -17,6 +17,8 @@ class Pieces(NamedTuple):
 
     ids: Array  # (pieces,) int32
     ends: Array  # (sentences,) where every sentence ends in ids
+    characters: int = 0  # of all words, and of those that became [UNK], where the kind has that and they are counted
+    lost: int = 0
 
 
 class TextEncoder(ABC):

@@ -36,6 +36,20 @@ class WordParts:
         return (list(itertools.islice(parts, count)) for count in self.counts.tolist())
 
 
+def cut_long_parts(parts: WordParts) -> WordParts:
+    """Cuts parts that WordPiece would call unknown for their length, as those of scripts without blanks are, into parts
+    of the longest that it takes; the same object comes back where there are none."""
+    places = np.flatnonzero(parts.letters & 0xC0 != 0x80)  # where characters begin
+    last = np.searchsorted(places, parts.ends)
+    first = np.concatenate([[0], last[:-1]])
+    more = (last - first - 1) // LONGEST_WORD
+    if not more.any():
+        return parts
+    within = [places[first[n] + LONGEST_WORD : last[n] : LONGEST_WORD] for n in np.flatnonzero(more)]
+    total = np.concatenate([[0], np.cumsum(1 + more)])[np.concatenate([[0], np.cumsum(parts.counts)])]
+    return WordParts(parts.letters, np.sort(np.concatenate([parts.ends, *within])), np.diff(total))
+
+
 class WordSplitter:
     """Splits opaque words, those of words.py that are not ASCII.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,6 +17,15 @@ from data_prep.vocabulary.encoders.encoder import Pieces, TextEncoder
 from data_prep.vocabulary.encoders.words import WordTable
 
 TABLE_BYTES = 16 << 20  # the table of words starts anew beyond this, so that memory stays bounded
+
+
+class CutWords(NamedTuple):
+    """The pieces of several words."""
+
+    ids: Array  # pieces of all words
+    starts: Array  # (words,) where the pieces of every word start in ids
+    stops: Array  # (words,) and where they stop
+    sizes: Array | None = None  # (words, 2) characters of every word, and of its parts that became [UNK]
 
 
 class TableEncoder(TextEncoder):
@@ -31,13 +41,11 @@ class TableEncoder(TextEncoder):
         self._words = self._make_words()
         self._ids = np.empty(0, np.int32)  # pieces of all words
         self._starts = self._stops = np.empty(0, np.int64)  # where the pieces of every word are in _ids
+        self._sizes = np.empty((0, 2), np.int64)  # as in CutWords
 
     @abstractmethod
-    def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:
-        """Cuts words, of which each ends in `letters` where `ends` says.
-
-        Returns the ids of pieces, and where those of every word start and stop among them.
-        """
+    def cut_words(self, letters: Array, ends: Array) -> CutWords:
+        """Cuts words, of which each ends in `letters` where `ends` says."""
 
     def encode(self, text: Array, ends: Array) -> Pieces:
         """Cuts the sentences of `text` into pieces; `text` is bytes of UTF-8, in which the sentences end at `ends`."""
@@ -45,25 +53,30 @@ class TableEncoder(TextEncoder):
             self._forget()
         numbers, word_ends = self._words.number(text, ends)
         self._learn()
-        return Pieces(*_spell(numbers, word_ends, self._ids, self._starts, self._stops))
+        return Pieces(*_spell(numbers, word_ends, self._ids, self._starts, self._stops, self._sizes))
 
     def _learn(self) -> None:
         """Cuts the words that are new in the table into pieces, and keeps those."""
         if len(self._words) == len(self._starts):
             return
-        ids, starts, stops = self.cut_words(*self._words.letters(first=len(self._starts)))
+        ids, starts, stops, sizes = self.cut_words(*self._words.letters(first=len(self._starts)))
         before = len(self._ids)
         self._ids = np.concatenate([self._ids, ids])
         self._starts = np.concatenate([self._starts, before + starts])
         self._stops = np.concatenate([self._stops, before + stops])
+        if sizes is not None:
+            self._sizes = np.concatenate([self._sizes, sizes])
 
 
 @compiled
-def _spell(numbers, word_ends, ids, starts, stops):
-    """Puts the pieces of the words one after another; returns them, and where every sentence ends."""
-    total = 0
+def _spell(numbers, word_ends, ids, starts, stops, sizes):
+    """Puts the pieces of the words one after another; returns them, where every sentence ends, and the sum of sizes."""
+    total, characters, lost = 0, 0, 0
     for word in numbers:
         total += stops[word] - starts[word]
+        if sizes.size:
+            characters += sizes[word, 0]
+            lost += sizes[word, 1]
     pieces = np.empty(total, np.int32)
     piece_ends = np.empty(word_ends.size, np.int64)
     count, first = 0, 0
@@ -74,4 +87,4 @@ def _spell(numbers, word_ends, ids, starts, stops):
                 count += 1
         piece_ends[sentence] = count
         first = word_ends[sentence]
-    return pieces, piece_ends
+    return pieces, piece_ends, characters, lost

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 from data_prep.common.arrays import Array
 from data_prep.common.compiled import compiled, copy_items
 from data_prep.vocabulary.encoders.keys import SHORT, find, look_up, make_short_key, make_table
-from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
-from data_prep.vocabulary.encoders.tables import TableEncoder
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter, cut_long_parts
+from data_prep.vocabulary.encoders.tables import CutWords, TableEncoder
 from data_prep.vocabulary.encoders.words import WordTable, spell_out
 
 HASH = ord("#")  # a piece that goes on with a word begins with two of them
@@ -48,48 +48,60 @@ class PieceTable(NamedTuple):
 class FastWordPiece(TableEncoder):
     """Encodes sentences with a pipeline of `tokenizers`, or as it would, looking at every distinct word once."""
 
-    def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
+    def __init__(self, pipeline: Tokenizer, cased: bool, cuts_long: bool = False) -> None:
+        """`cuts_long`: cuts runs of more than LONGEST_WORD characters that are not ASCII, instead of [UNK] for each."""
+        self._cuts_long = cuts_long
         self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)
         self._table = PieceTable.from_tokenizer(pipeline)
         super().__init__(partial(WordTable, cased))
 
-    def cut_words(self, letters: Array, ends: Array) -> tuple[Array, Array, Array]:
-        """Cuts words into pieces; the foreign ones are split first."""
-        ids, stops = _cut_words(letters, ends, False, *self._table)
+    def cut_words(self, letters: Array, ends: Array) -> CutWords:
+        """Cuts words into pieces; the foreign ones are split first. Of an ASCII word that is too long, its first
+        characters are counted."""
+        ids, stops, sizes = _cut_words(letters, ends, False, *self._table)
         starts = np.concatenate([[0], stops[:-1]])
         foreign = np.flatnonzero(starts == stops)
-        more, starts[foreign], stops[foreign] = self._cut_foreign(spell_out(letters, ends, foreign), len(ids))
-        return np.concatenate([ids, more]), starts, stops
+        more = self._cut_foreign(spell_out(letters, ends, foreign), len(ids))
+        starts[foreign], stops[foreign], sizes[foreign] = more.starts, more.stops, more.sizes
+        return CutWords(np.concatenate([ids, more.ids]), starts, stops, sizes)
 
-    def _cut_foreign(self, words: Sequence[str], first: int) -> tuple[Array, Array, Array]:
-        """Cuts words that are not ASCII; returns their pieces, and where those of every word are, from `first` on."""
+    def _cut_foreign(self, words: Sequence[str], first: int) -> CutWords:
+        """Cuts words that are not ASCII; their pieces are counted from `first` on."""
         parts = self._splitter.split(words)
-        ids, stops = _cut_words(parts.letters, parts.ends, True, *self._table)
+        if self._cuts_long:
+            parts = cut_long_parts(parts)
+        ids, stops, sizes = _cut_words(parts.letters, parts.ends, True, *self._table)
         bounds = first + np.concatenate([[0], stops])
         last = np.cumsum(parts.counts)
-        return ids, bounds[last - parts.counts], bounds[last]
+        totals = np.concatenate([[[0, 0]], np.cumsum(sizes, axis=0)])
+        begin = last - parts.counts
+        return CutWords(ids, bounds[begin], bounds[last], totals[last] - totals[begin])
 
 
 @compiled
 def _cut_words(letters, ends, normal, slots, piece_letters, piece_ends, longest, unknown):
-    """Cuts words into pieces; returns these, and where those of every word end.
+    """Cuts words into pieces; returns these, where those of every word end, and its sizes as CutWords has them.
 
     A word that is not ASCII gets none, unless the words are normal: `tokenizers` has to normalise it first.
     """
     ids, stops = np.empty(letters.size, np.int32), np.empty(ends.size, np.int64)
+    sizes = np.zeros((ends.size, 2), np.int64)
     piece = np.empty((longest >> 3) + 2, np.uint64)
     count, start = 0, 0
     for number in range(ends.size):
         word = letters[start : ends[number]]
-        characters = _count_characters(word)
+        characters, before = _count_characters(word), count
         if characters > LONGEST_WORD and (normal or characters == word.size):
             ids[count] = unknown
             count += 1
         elif normal or characters == word.size:
             count = _cut_word(word, piece, slots, piece_letters, piece_ends, longest, unknown, ids, count)
+        if count > before:
+            sizes[number, 0] = characters
+            sizes[number, 1] = characters if ids[before] == unknown else 0
         stops[number] = count
         start = ends[number]
-    return ids[:count].copy(), stops
+    return ids[:count].copy(), stops, sizes
 
 
 @compiled

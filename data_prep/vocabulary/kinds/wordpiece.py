@@ -22,7 +22,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import TextEncoder
-from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter, cut_long_parts
 from data_prep.vocabulary.kinds.declaration import TokenizerKind, check_steps, read_part, read_vocab, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary, has_capitals
 
@@ -80,12 +80,12 @@ class WordPiece(Vocabulary):
         pipeline.normalizer, pipeline.pre_tokenizer = build_text_rules(self.cased)
         return pipeline
 
-    def encoder(self) -> TextEncoder:
+    def encoder(self, cuts_long: bool = False) -> TextEncoder:
         """Makes an encoder that cuts every distinct word once."""
         # compiled by numba, which training does without
         from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
 
-        return FastWordPiece(self.pipeline(), self.cased)
+        return FastWordPiece(self.pipeline(), self.cased, cuts_long)
 
     def find_replaced(self, pieces: Sequence[str]) -> list[list[int]]:
         """Finds the ids of the pieces that each new one was cut into before.
@@ -246,12 +246,13 @@ class WordPieceKind(TokenizerKind):
     def count_words(self, text: Array, ends: Array, cased: bool) -> Mapping[str, int]:
         """Counts how often every word occurs once it is normalised.
 
-        Words that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
+        Words in ASCII that are too long to be anything but unknown teach nothing, and would take the trainer for ever.
         """
         from data_prep.vocabulary.encoders.words import WordTable  # compiled by numba
 
         found = WordTable(cased).count(text, ends)
-        parts = iter(WordSplitter(*build_text_rules(cased)).split([word for word in found if not word.isascii()]))
+        splitter = WordSplitter(*build_text_rules(cased))
+        parts = iter(cut_long_parts(splitter.split([word for word in found if not word.isascii()])))
         counts = Counter[str]()
         for word, count in found.items():
             for part in (word,) if word.isascii() else next(parts):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import run_main
 from support.damage import flip
-from support.shards import make
+from support.shards import SHORT, make, write_rows
 from tokenizers import Tokenizer
 
 from data_prep import show, verify
@@ -216,6 +216,23 @@ def test_the_masks_of_ten_examples_are_marked(page: ShownPage, made: Path) -> No
             now = row["pieces"][label["position"]]
             kinds["masked" if now == mask else "kept" if now == label["piece"] else "replaced"] += 1
     assert (page.elements["article"], page.marks) == (10, kinds)
+    assert "→[MASK]" not in page.text
+
+
+def test_text_from_right_to_left_is_shown_so(tmp_path: Path) -> None:
+    """A segment has the direction of its first plain word: whatever else stands in it has a direction of its own."""
+    text = "ذهب الولد إلى المدرسة في الصباح. ثم عاد إلى البيت مع أخته الصغيرة. "
+    docs = write_rows(tmp_path / "ar.jsonl", [f"{text}{number} {text}" for number in range(60)])
+    made = make(tmp_path / "out", "--docs", docs, *SHORT)
+    content = writing.make_page(made)
+    segments = re.findall(r'<p class="segment" dir="auto">(.*?)</p>', content)
+    assert segments
+    for segment in segments:
+        plain = re.sub(r"<(strong|span|mark)\b[^>]* dir=[^>]*>.*?</\1>", "", segment)
+        assert not re.search("[A-Za-z]", plain), plain
+    replaced = re.findall('<mark class="replaced" dir="ltr" title="[^"]*">(.*?)</mark>', content)
+    assert replaced
+    assert all(re.fullmatch("<bdi>[^<]+</bdi>→<bdi>[^<]+</bdi>", one) for one in replaced)
 
 
 def test_text_is_escaped_and_every_section_is_named_in_the_head(page: ShownPage, made: Path) -> None:

@@ -2,6 +2,7 @@
 
 import gzip
 import time
+from collections import Counter
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from data_prep.settings import Settings
 
 
 def book(text: str, name: str = "book.txt") -> list[str]:
-    return books.passages(text, name.endswith(".md"))
+    return books.passages(text, name.endswith(".md"), Counter())
 
 
 def test_a_book_is_one_document_with_its_chapters_in_order(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.common.languages import DEFAULT, NAMES, RULES
+from data_prep.common.languages import DEFAULT, NAMES, RULES, language_label
 from data_prep.readers import splitting
 from data_prep.readers.splitting import ANYTHING, DATE, NAME, NAME_AT_START, NO_ENDS, NUMBER, rejoin, split_sentences
 
@@ -39,6 +39,13 @@ de | Dr. Müller sagte z. B. nichts. | Z. B. Bd. 2 und Nr. 5. | Am 3. Mai kam er
 de | Am 3. Jänner kam er. | Im 19. Jahrhundert war er der 3. | Man weiß es.
 de | Das war am 3. Nov. 1918 in Wien. | Am 3. Nov. kam er. | Seit Sept. 1918 war er dort.
 fr | Le 3 juil. 1918. | Le 1er mai. | Le 3 janv. 1990, M. le président vint à St. Louis. | Il part.
+vi | TP. Hồ Chí Minh rất lớn. | PGS. TS. Nguyễn Văn A đến. | Hết.
+ar | قال د. أحمد ذلك. | ثم ذهب أ.د. سامي. | انظر ص. 3 منه.
+hi | कल डॉ. राम आए। | प्रो. शर्मा गए।
+th | ในปีพ.ศ. 2500 ดร. สมชาย กับ น.ส. มาลี ไป! | พ.ศ.2500 มา
+km | ខ្ញុំទៅ។ | មានឆ្កែ ឆ្មា ។ល។ | និងគោ។ | គាត់ទៅ៕
+en | ខ្ញុំទៅ។ | អ្នកមក។
+bo | བོད་ཡིག། | ལྷ་ས་ཡིན། ། | ང་ཡིན།
 fr | M. Dupont vient. | Mme. Dupont lit le no. 3. | Cf. Dupont.
 """
 
@@ -162,6 +169,17 @@ def split() -> dict[str, list[str]]:
 def test_the_rules_are_those_of_the_splitter(split: dict[str, list[str]]) -> None:
     wrong = [code for code, rules in RULES.items() if sentencex.segment(code, PROBE) != split[rules]]
     assert not wrong
+
+
+def test_a_language_whose_sentences_end_rightly_is_not_said_to_lack_rules() -> None:
+    lacking = {code for code in RULES if "no rules of its own" in language_label(code)}
+    assert {"sw", "tr", "fa"} <= lacking
+    assert not lacking & {"zh", "ko", "th", "vi", "km", "bo", "ar", "hi", "gl", "en"}
+
+
+@given(st.lists(st.sampled_from("ក ខ។ល៕།༎.»”")).map("".join))
+def test_nothing_is_lost_at_ends_of_khmer_and_tibetan(text: str) -> None:
+    assert "".join(splitting._split_script(text)) == text
 
 
 def test_relatives_have_rules_unlike_english(split: dict[str, list[str]]) -> None:

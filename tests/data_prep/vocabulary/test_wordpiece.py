@@ -16,7 +16,9 @@ from data_prep.readers.sources import find_files
 from data_prep.settings import Settings
 from data_prep.vocabulary import tokens
 from data_prep.vocabulary.encoders import tables, words
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD
 from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
+from data_prep.vocabulary.encoders.words import WordTable
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece, describe_lost_marks
 from data_prep.vocabulary.vocabulary import Vocabulary
 
@@ -39,6 +41,12 @@ def encode(encoder: FastWordPiece, sentences: list[str]) -> list[list[int]]:
     pieces = encoder.encode(*tokens._view_text(pa.array(sentences, pa.string())))
     starts = np.concatenate([[0], pieces.ends])[:-1]
     return [pieces.ids[start:end].tolist() for start, end in zip(starts, pieces.ends, strict=True)]
+
+
+def in_words(table: WordTable, texts: list[str]) -> list[list[str]]:
+    numbers, ends = table.number(*tokens._view_text(pa.array(texts, pa.string())))
+    known = table.words()
+    return [[known[number] for number in each] for each in np.split(numbers, ends[:-1])]
 
 
 MARKS = "abcdeTHER \t\n\r.,!?-'\"()[]#é中文ßΣσςİ\u0301\u0000\u00a0\u2028\u200b\ufffd\x0b\x1c\x7f"
@@ -133,6 +141,37 @@ def test_words_beyond_the_longest_are_unknown_as_in_the_reference(tmp_path: Path
     sentences = ["a" * 100, "a" * 101, "é" * 101, "σ" * 60, "σ" * 100, "σ" * 101, "a" * 100_000, "." * 1000]
     ids = [expected.backend_tokenizer.encode(sentence, add_special_tokens=False).ids for sentence in sentences]
     assert encode(encoder, sentences) == ids
+
+
+LONG_RUNS = st.lists(st.sampled_from("aZéไทσ中—- \u0301\u200b\x00") | TEXT)
+LONG_TEXT = st.lists(st.tuples(LONG_RUNS.map("".join), st.sampled_from([1, 9, 30, 99, 100, 101, 260])), max_size=4)
+
+
+@settings(max_examples=150)
+@given(st.booleans(), st.lists(LONG_TEXT.map(lambda runs: "".join(run * times for run, times in runs)), max_size=3))
+def test_only_runs_beyond_the_longest_are_cut_and_lost_characters_are_counted(cased: bool, texts: list[str]) -> None:
+    """The reference goes from part to part. An ASCII run stays one [UNK], of which 101 characters count."""
+    table = vocabulary(cased)
+    pipeline = table.pipeline()
+    expected: list[list[int]] = []
+    characters = lost = 0
+    for text in texts:
+        expected.append([])
+        for run in in_words(WordTable(cased), [text])[0]:
+            for part, _ in pipeline.pre_tokenizer.pre_tokenize_str(pipeline.normalizer.normalize_str(run)):
+                for at in range(0, len(part), len(part) if run.isascii() else LONGEST_WORD):
+                    chunk = part[at:] if run.isascii() else part[at : at + LONGEST_WORD]
+                    ids = [token.id for token in pipeline.model.tokenize(chunk)]
+                    expected[-1] += ids
+                    characters += len(chunk)
+                    lost += len(chunk) * (table.special.unk in ids)
+    encoder = FastWordPiece(pipeline, cased, cuts_long=True)
+    assert encode(encoder, texts) == expected
+    pieces = encoder.encode_texts(texts)
+    assert (pieces.characters, pieces.lost) == (characters, lost)
+    whole = encode(FastWordPiece(pipeline, cased), texts)
+    same = [text for text in range(len(texts)) if table.special.unk not in whole[text]]
+    assert [whole[text] for text in same] == [expected[text] for text in same]
 
 
 def test_exactly_the_characters_that_the_reference_sets_apart_are_set_apart() -> None:
