@@ -66,10 +66,9 @@ class OwnTask(Section):
     """A file that is predicted; scored too where it has labels."""
     text: Text = "text"
     """The column of the text; of its words, for tags in JSON lines or Parquet; for vectors `question` by default."""
-    second: str = ""
-    """The column of the second text of pairs; for vectors `passage` by default."""
-    negatives: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """For vectors: columns of passages that do not belong to the question of their row."""
+    second: str | Annotated[tuple[Text, ...], Field(strict=False)] = ""
+    """The column of the second text of pairs; for vectors `passage` by default, or the columns of the passage and of
+    others that do not belong to the question of their row."""
     label: Text = "label"
     """The column of the class, the number or the tags; for vectors of the likeness of two texts, none by default."""
     labels: Annotated[tuple[Text, ...], Field(strict=False)] = ()
@@ -82,10 +81,10 @@ class OwnTask(Section):
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns of texts."""
+        second = (self.second,) * bool(self.second) if isinstance(self.second, str) else self.second
         if self.kind != "embeddings":
-            return (self.text, self.second) if self.second else (self.text,)
-        question = self.text if "text" in self.model_fields_set else "question"
-        return (question, self.second or "passage", *self.negatives)
+            return (self.text, *second)
+        return (self.text if "text" in self.model_fields_set else "question", *(second or ("passage",)))
 
 
 def open_own(path: Path, setup: Setup) -> Task:
@@ -108,10 +107,10 @@ def open_own(path: Path, setup: Setup) -> Task:
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
     if "dev" not in items:
-        items, note = hold_out(places["train"], items, own.held_out)
+        items, note = hold_out(places["train"], items, own.held_out, slice(1, 2) if is_of_vectors else slice(None))
         notes.append(note)
-    make = EmbeddingTask if is_of_vectors else SentenceTask
-    return make(own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes))
+    known = own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes)
+    return EmbeddingTask(*known, setup.settings.embeddings.widths) if is_of_vectors else SentenceTask(*known)
 
 
 def _read_sentences(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
@@ -158,10 +157,9 @@ def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
     has_label = "label" in own.model_fields_set
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
-    yield own.kind == "embeddings" or not own.negatives, 'negatives: are for kind = "embeddings"'
-    scores = own.kind == "embeddings" and has_label
-    yield not scores or not own.negatives, "negatives: a score is that of two texts; leave out negatives, or label"
-    yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
+    takes_more = own.kind == "embeddings" and not has_label
+    yield takes_more or len(own.fields) < 3, 'second: only kind = "embeddings" without label takes several passages'
+    yield len({*own.fields}) == len(own.fields), f"second: of {', '.join(own.fields)} each should be another column"
     is_free = own.name not in (LOCK, AVERAGES) and not own.name.endswith(".json")
     yield is_free, f"name: {own.name} has another meaning in the folder of results; take another"
     yield (

@@ -71,7 +71,7 @@ CASES: dict[str, Case] = {
     "scores and widths": (
         1,
         {"widths": (16, 4)},
-        lambda model, losses: losses.MatryoshkaLoss(model, losses.CoSENTLoss(model), [16, 4]),
+        lambda model, losses: losses.MatryoshkaLoss(model, losses.CoSENTLoss(model), [32, 16, 4]),
     ),
 }
 """By name: texts of an item, or 1 for two with a score; our settings; the loss of sentence-transformers."""
@@ -203,6 +203,7 @@ def test_a_folder_of_every_architecture_gives_the_same_vectors(name: str, tmp_pa
     library: Any = pytest.importorskip("sentence_transformers")
     torch.manual_seed(0)
     transformers.AutoModel.from_config(COUNTERPARTS[name][1]()).save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "task.json").write_text("{}")
     shape, head, weights = read_fine_tuned(tmp_path / "theirs")
     write_wordpiece(tmp_path / "pieces", shape.vocabulary)
     vocabulary, pooling = read_vocabulary(tmp_path / "pieces"), Pooling("last", normalizes=True)

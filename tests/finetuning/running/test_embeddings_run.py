@@ -27,7 +27,7 @@ from pretraining.huggingface.pooling import Pooling, PoolingName, read_pooling
 from pretraining.processes import stopping
 from pretraining.processes.ending import Code
 
-TASK = 'name = "toy"\nkind = "embeddings"\ntrain = "train.tsv"\ndev = "dev.tsv"\nnegatives = ["other"]\n'
+TASK = 'name = "toy"\nkind = "embeddings"\ntrain = "train.tsv"\ndev = "dev.tsv"\nsecond = ["passage", "other"]\n'
 TEXTS = ["a", "the plot, and a film", "good " * 30, "fine 7"]
 RUN = Path("toy") / "lr0.003-seed1"
 

@@ -28,13 +28,13 @@ def open_task(folder: Path, toml: str = TASK, table: str = PAIRS) -> Any:
 
 
 def test_each_text_of_an_item_is_a_sequence(tmp_path: Path) -> None:
-    task = open_task(tmp_path, TASK + 'negatives = ["other"]\n')
+    task = open_task(tmp_path, TASK + 'second = ["passage", "other"]\n')
     encoded = encode(task.train, 1, 0)
     assert (len(encoded), encoded.choices, task.metric) == (2, 3, "mrr@10")
     assert laid_out(task.train, 1) == ["[CLS] where [SEP]", "[CLS] in rome [SEP]", "[CLS] ann [SEP]"]
     assert encoded.labels.values.tolist() == [3, 4, 1, 0, 1, 2]  # ann is one text, in whichever column
     assert [row.tolist() for row in task.train.measure_whole(np.array([2]))] == [5, 5, 8]
-    assert "3 of 3 training rows have a text that occurs again" in task.notes[-1]
+    assert "3 of 3 training rows have a text that occurs again" in task.notes[-2]
     named = PAIRS.replace("question", "q").replace("passage", "p")
     task = open_task(tmp_path, TASK + 'text = "q"\nsecond = "p"\nmetric = "ndcg@10"\n', named)
     assert (task.fields, task.metric, encode(task.train).choices) == (("q", "p"), "ndcg@10", 2)
@@ -88,17 +88,15 @@ def test_a_model_that_gives_all_texts_one_vector_is_degenerate(tmp_path: Path) -
 FAULTS = {
     "an empty text": (TASK, PAIRS.replace("ann\t", "  \t"), "train.tsv:2: passage is empty"),
     "a text alone": (TASK, PAIRS + "how\n", "train.tsv:5: "),
-    "no column": (TASK + 'negatives = ["no"]\n', PAIRS, "no column 'no'"),
+    "no column": (TASK + 'second = "no"\n', PAIRS, "no column 'no'"),
     "no number": (TASK + 'label = "label"\n', SCORES.replace("1e9", "nan"), "train.tsv:3: the score 'nan' is not"),
     "an infinite score": (TASK + 'label = "label"\n', SCORES.replace("1e9", "inf"), "the score 'inf' is not a number"),
     "equal scores": (TASK + 'label = "label"\n', SCORES.replace("-3", "1e9").replace("0.5", "1e9"), "all scores are"),
     "another figure": (TASK + 'metric = "spearman"\n', PAIRS, "here there is mrr@10, ndcg@10, recall@100"),
-    "negatives of scores": (TASK + 'label = "label"\nnegatives = ["x"]\n', SCORES, "leave out negatives, or label"),
-    "negatives of classes": (
-        TASK.replace("embeddings", "classes") + 'negatives = ["x"]\n',
-        PAIRS,
-        "negatives: are for",
-    ),
+    "negatives of scores": (TASK + 'label = "label"\nsecond = ["passage", "x"]\n', SCORES, "second: only kind"),
+    "a column twice": (TASK + 'text = "passage"\n', PAIRS, "second: of passage, passage each should be another"),
+    "one passage": (TASK, PAIRS.replace("in rome", "ann").replace("bob", "ann"), "train has no passage that is wrong"),
+    "one question": (TASK, PAIRS.replace("where", "who"), "train has no passage that is wrong for a question"),
 }
 
 
