@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,18 +67,21 @@ class EmbeddingTask(SentenceTask):
     def _prepare_figures(self, split: str, outputs: Ragged) -> tuple[int, Callable[[Array], Figures]]:
         """Counts the pairs with scores, or the questions, of a split; returns also what computes the figures of some of
         them. Questions are to find their passages among those of all items, also those that belong to none."""
-        labels, count = self.dev[split].labels, 0
+        labels = self.dev[split].labels
         assert labels is not None
-        found: dict[str, Callable[[Array], float]] = {}
+        found: dict[str, tuple[Callable[..., float], tuple[Array, ...]]] = {}
         for width in (None, *self.widths):
             vectors = normalize(outputs.values[:, :width]).reshape(len(labels), len(self.fields), -1)
             ranks = {} if self.metrics == SCORED else rank_texts(labels, vectors)
             columns = labels[:, 0], compute_cosines(vectors)
-            count = len(ranks[self.metric]) if ranks else len(labels)
             for name in self.metrics if width is None else (self.metric,):
-                each = partial(_average, ranks[name]) if ranks else partial(_correlate, name, *columns)
+                each = (np.mean, (ranks[name],)) if ranks else (METRICS["embeddings"][name], columns)
                 found[name if width is None else f"{name}_{width}"] = each
-        return count, lambda chosen: {name: compute(chosen) for name, compute in found.items()}
+
+        def compute(chosen: Array) -> Figures:
+            return {name: float(of(*(each[chosen] for each in values))) for name, (of, values) in found.items()}
+
+        return len(found[self.metric][1][0]), compute
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:  # noqa: ARG002
         """Tells whether a model gives every text the same vector."""
@@ -104,14 +106,6 @@ def normalize(vectors: Array) -> Array:
 def compute_cosines(vectors: Array) -> Array:
     """Computes the cosine of the first two vectors of each item, of normalized ones (n, c, H)."""
     return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
-
-
-def _average(values: Array, chosen: Array) -> float:
-    return float(values[chosen].mean())
-
-
-def _correlate(name: str, labels: Array, cosines: Array, chosen: Array) -> float:
-    return float(METRICS["embeddings"][name](labels[chosen], cosines[chosen]))
 
 
 def read_texts(table: TextTable, fields: Sequence[str]) -> tuple[list[str], ...]:

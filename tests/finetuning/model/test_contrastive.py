@@ -57,14 +57,9 @@ CASES: dict[str, Case] = {
     "cached": (3, {}, lambda model, losses: losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=4)),
     "a temperature": (2, {"temperature": 0.2}, lambda model, losses: ranking(model, losses, scale=5.0)),
     "symmetric": (3, {"symmetric": True}, both_ways),
-    "symmetric pairs": (
-        2,
-        {"symmetric": True},
-        lambda model, losses: losses.MultipleNegativesSymmetricRankingLoss(model),
-    ),
     "widths": (
         3,
-        {"widths": (32, 8, 3)},
+        {"widths": (8, 3)},
         lambda model, losses: losses.MatryoshkaLoss(model, ranking(model, losses), [32, 8, 3]),
     ),
     "scores": (1, {}, lambda model, losses: losses.CoSENTLoss(model)),

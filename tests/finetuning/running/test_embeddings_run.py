@@ -4,6 +4,7 @@ which sentence-transformers opens with the same vectors, and which go on with th
 import json
 import os
 import random
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,9 @@ from support.training import assert_ended, assert_well
 
 from finetuning.model import contrastive
 from finetuning.prediction import load
+from finetuning.run_task import RunTask
 from finetuning.running.base import Base
+from finetuning.running.outputs import list_layout_overrides
 from finetuning.settings import EmbeddingSettings, FineTuning
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.pooling import Pooling, PoolingName, read_pooling
@@ -108,7 +111,9 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     begin = Toy(pairs.folder / "theirs", pairs.data, pairs.folder)
     settings = ["--epochs=8", "--batch=8", "--learning_rate=3e-3", "--precision.dtype=fp32", "--logging.every=3"]
     command = [pairs.data / "toy.toml", "--model", begin.model, "--out", pairs.folder / "out", *settings]
-    assert_well(fine_tune([*map(str, command)]))
+    [done] = fine_tune([*map(str, command)])
+    assert_well([done])
+    assert "TEXTS --vectors vectors.npy --nearest QUERIES" in done.output
     logged = [line["loss"] for line in metrics(begin.folder / "out" / RUN / "metrics.jsonl") if line["kind"] == "step"]
     assert logged[-1] < 0.8 * logged[0]
     model = begin.folder / "out" / "toy" / "model"
@@ -121,6 +126,48 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     again = Toy(model, begin.data, begin.folder)
     run(again, "again", "--evaluate")
     assert results(begin.folder / "again")["score"] == pytest.approx(score, abs=1e-6)
+
+
+MODULES: dict[str, list[tuple[str, str]]] = {
+    "makes vectors by Transformer, Pooling, Dense": [("", "Transformer"), ("1_Pooling", "Pooling"), ("2", "Dense")],
+    "modules.json names a folder within": [("0_Transformer", "Transformer"), ("1_Pooling", "Pooling")],
+}
+
+
+@pytest.mark.parametrize("said", MODULES)
+def test_modules_that_are_not_known_are_refused_before_anything_is_written(said: str, pairs: Toy) -> None:
+    folder = pairs.folder / "theirs"
+    shutil.copytree(pairs.model, folder)
+    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for path, kind in MODULES[said]]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    if modules[0]["path"]:
+        (folder / modules[0]["path"]).mkdir()
+        (folder / "config.json").rename(folder / modules[0]["path"] / "config.json")
+    out = pairs.folder / "out"
+    [done] = fine_tune(Toy(folder, pairs.data, pairs.folder).command(out))
+    assert said in done.errors
+    assert not out.exists()
+
+
+def test_tasks_of_vectors_and_others_are_not_mixed(pairs: Toy, toy: Toy) -> None:
+    flags = RunTask(tasks=(pairs.data / "toy.toml", toy.data / "toy.toml"))
+    assert "give them in another command" in refusal(flags.suite)
+
+
+def test_texts_are_as_long_as_the_model_reads(toy: Toy, tmp_path: Path) -> None:
+    """Unless they are told otherwise; vectors that were compared by their products are said to be compared anew."""
+    shutil.copytree(toy.model, tmp_path / "theirs")
+    base = Base(StoredModel.open(str(tmp_path / "theirs")))
+    most = base.model.trained
+    assert list_layout_overrides(base, True, []) == [f"--length={most}"]
+    assert not [*base.list_doubts(FineTuning(length=most), vectors=True)]
+    for limit in (100_000, 20):
+        Pooling().write(tmp_path / "theirs", 32, limit)
+        (tmp_path / "theirs" / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "dot"}')
+        base = Base(base.model)
+        assert list_layout_overrides(base, True, []) == [f"--length={min(most, limit)}"]
+        assert list_layout_overrides(base, True, ["--length", "9"]) == []
+    assert "by dot product" in next(base.list_doubts(FineTuning(length=20), vectors=True))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

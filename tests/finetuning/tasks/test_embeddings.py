@@ -21,10 +21,11 @@ PAIRS = "question\tpassage\tother\nwho\tann\tthe sea\nwhere\tin rome\tann\nwho\t
 SCORES = "question\tpassage\tlabel\na\tb\t-3\nc\td\t1e9\na\te\t0.5\n"
 
 
-def open_task(folder: Path, toml: str = TASK, table: str = PAIRS) -> Any:
+def open_task(folder: Path, toml: str = TASK, table: str = PAIRS, widths: tuple[int, ...] = ()) -> Any:
     (folder / "task.toml").write_text(toml)
     (folder / "train.tsv").write_text(table)
-    return open_own(folder / "task.toml", Setup(CUTTER, FineTuning(length=8)))
+    settings = FineTuning(length=8, embeddings=EmbeddingSettings(widths=widths))
+    return open_own(folder / "task.toml", Setup(CUTTER, settings))
 
 
 def test_each_text_of_an_item_is_a_sequence(tmp_path: Path) -> None:
@@ -49,6 +50,25 @@ def test_any_finite_numbers_are_scores(tmp_path: Path) -> None:
     for name, correlate in zip(SCORED, (stats.spearmanr, stats.pearsonr), strict=True):
         assert found[name] == pytest.approx(correlate(cosines, [-3, 1e9, 0.5])[0], abs=1e-6)
     assert task.estimate_certainty("dev", rows(vectors.reshape(6, 4))).spreads.keys() == {*SCORED}
+
+
+@pytest.mark.parametrize(("more", "table"), [("", PAIRS), ('label = "label"\n', SCORES)])
+def test_each_width_is_scored_alone(more: str, table: str, tmp_path: Path) -> None:
+    task = open_task(tmp_path, TASK + more, table, widths=(2, 1))
+    values = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    found, name = task.score("dev", rows(values)), task.metric
+    assert found.keys() == {*task.metrics, f"{name}_2", f"{name}_1"}
+    for width in (2, 1):
+        assert found[f"{name}_{width}"] == task.score("dev", rows(values[:, :width]))[name]
+    assert len({found[name], found[f"{name}_2"], found[f"{name}_1"]}) > 1
+    assert task.describe_use(rows(values))["widths"] == [2, 1]
+
+
+def test_rows_with_one_passage_are_held_out_together(tmp_path: Path) -> None:
+    table = "question\tpassage\n" + "".join(f"q{number}\tp{number % 5}\n" for number in range(20))
+    task = open_task(tmp_path, TASK.replace('dev = "train.tsv"', "held_out = 0.3"), table)
+    assert not {*task.train.texts[1]} & {*task.dev["dev"].texts[1]}
+    assert "passages of dev that occur in train, which flatters the scores: 5" in open_task(tmp_path, table=table).notes
 
 
 def test_figures_are_those_of_trec_eval(tmp_path: Path) -> None:
