@@ -10,6 +10,7 @@ n items, c texts of an item: a question, its passage and perhaps passages that d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -105,30 +106,23 @@ class Contrast:
 
 
 def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSettings) -> tuple[Tensor, Tensor]:
-    """Computes the loss of vectors (n, c, H) and its gradient. `labels`, in fp64: numbers of texts (n, c), equal for
-    equal texts; or scores (n, 1). Each of the Matryoshka widths adds a loss of its own to that of whole vectors."""
+    """Computes the loss of vectors (n, c, H) and its gradient, by blocks of questions. `labels`, in fp64: numbers of
+    texts (n, c), equal for equal texts; or scores (n, 1). Each of the Matryoshka dimensions adds a loss of its own."""
+    has_scores = labels.shape[1] == 1
     with torch.enable_grad():
         leaf = vectors.detach().clone().requires_grad_()
         total = torch.zeros((), device=leaf.device)
-        for width in {leaf.shape[2], *settings.widths}:
-            for part in _compute_parts(leaf, width, labels, settings):
-                torch.autograd.backward(part)
-                total += part.detach()
+        blocks = range(0, len(vectors), len(vectors) if has_scores else ROWS)
+        for width, begin in product({leaf.shape[2], *settings.widths}, blocks):
+            truncated = F.normalize(leaf[:, :, :width], dim=2)
+            if has_scores:
+                part = compute_cosent(truncated, labels[:, 0], settings.temperature)
+            else:
+                part = compare_passages(truncated, labels, slice(begin, begin + ROWS), settings)
+            torch.autograd.backward(part)
+            total += part.detach()
     assert leaf.grad is not None
     return total, leaf.grad
-
-
-def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: EmbeddingSettings) -> Iterator[Tensor]:
-    """Yields the parts of a loss that are computed one after another, to save memory."""
-    if labels.shape[1] == 1:
-        yield compute_cosent(truncate_vectors(vectors, width), labels[:, 0], settings.temperature)
-        return
-    for begin in range(0, len(vectors), ROWS):
-        yield compare_passages(truncate_vectors(vectors, width), labels, slice(begin, begin + ROWS), settings)
-
-
-def truncate_vectors(vectors: Tensor, width: int) -> Tensor:
-    return F.normalize(vectors[:, :, :width], dim=2)
 
 
 def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:

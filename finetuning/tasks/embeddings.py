@@ -49,7 +49,11 @@ class EmbeddingTask(SentenceTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.metrics != SCORED:
+        if self.metrics == SCORED:
+            assert self.train.labels is not None
+            if len(np.unique(self.train.labels)) < 2:
+                raise UserError(f"{self.name}: train: all scores are equal, so there is nothing to learn")
+        else:
             for split, items in {"train": self.train, **self.dev}.items():
                 require_negatives(f"{self.name}: {split}", items)
             self.notes += tuple(list_equal_texts(self.train, self.dev))
@@ -71,7 +75,8 @@ class EmbeddingTask(SentenceTask):
         assert labels is not None
         found: dict[str, tuple[Callable[..., float], tuple[Array, ...]]] = {}
         for width in (None, *self.widths):
-            vectors = normalize(outputs.values[:, :width]).reshape(len(labels), len(self.fields), -1)
+            vectors = prepare(outputs.values[:, :width], False, f"{split}: text", range(len(outputs.values)))
+            vectors = vectors.reshape(len(labels), len(self.fields), -1)
             ranks = {} if self.metrics == SCORED else rank_texts(labels, vectors)
             columns = labels[:, 0], compute_cosines(vectors)
             for name in self.metrics if width is None else (self.metric,):
@@ -85,11 +90,11 @@ class EmbeddingTask(SentenceTask):
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:  # noqa: ARG002
         """Tells whether a model gives every text the same vector."""
-        return bool(np.ptp(normalize(outputs.values), axis=0).max() < SIMILAR)
+        return bool(np.ptp(outputs.values, axis=0).max() < SIMILAR)
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes a line for every item: its number, and the cosine of the vectors of its first two texts."""
-        vectors = normalize(outputs.values).reshape(len(self.items[split]), len(self.fields), -1)
+        vectors = outputs.values.reshape(len(self.items[split]), len(self.fields), -1)
         with replacing(name_predictions_file(folder, split, ".tsv")) as file:
             file.write(format_predictions(TaskHead("score"), compute_cosines(vectors)[:, None]))
 
@@ -98,22 +103,17 @@ class EmbeddingTask(SentenceTask):
         return {"kind": self.head.kind, "length": self.train.length, "widths": list(self.widths)}
 
 
-def normalize(vectors: Array) -> Array:
-    """Scales vectors (n, H) to the length 1; zeros stay so."""
-    return prepare(vectors, False, "text", range(len(vectors)))
-
-
 def compute_cosines(vectors: Array) -> Array:
     """Computes the cosine of the first two vectors of each item, of normalized ones (n, c, H)."""
     return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
 
 
-def read_texts(table: TextTable, fields: Sequence[str]) -> tuple[list[str], ...]:
-    """Reads columns of texts, none of them empty."""
+def read_texts(table: TextTable, fields: Sequence[str], empty: bool) -> tuple[list[str], ...]:
+    """Reads columns of texts, which may be `empty` or not."""
     texts = tuple(map(table.column, fields))
-    for column, own in zip(fields, texts, strict=True):
-        if (empty := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
-            table.fail(empty, f"{column} is empty: each text needs one that belongs to it; leave the row out")
+    for column, own in () if empty else zip(fields, texts, strict=True):
+        if (found := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
+            table.fail(found, f"{column} is empty: each text needs one that belongs to it; leave the row out")
     return texts
 
 

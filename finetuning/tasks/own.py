@@ -103,7 +103,7 @@ def open_own(path: Path, setup: Setup) -> Task:
     tables = {split: read_table(place) for split, place in places.items()}
     notes = [name_files(paths)]
     is_of_vectors = own.kind == "embeddings"
-    head, metrics, items = (_read_vectors if is_of_vectors else _read_sentences)(own, tables, setup, trained)
+    head, metrics, items = _read_items(own, tables, setup, trained)
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
     if "dev" not in items:
@@ -113,36 +113,25 @@ def open_own(path: Path, setup: Setup) -> Task:
     return EmbeddingTask(*known, setup.settings.embeddings.widths) if is_of_vectors else SentenceTask(*known)
 
 
-def _read_sentences(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
-    """Reads texts or pairs with their classes, labels or scores."""
-    texts = {split: tuple(map(table.column, own.fields)) for split, table in tables.items()}
+def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
+    """Reads texts, pairs, or texts that belong together, with their classes, labels or scores."""
+    is_of_vectors, has_label = own.kind == "embeddings", "label" in own.model_fields_set
+    texts = {split: read_texts(table, own.fields, empty=not is_of_vectors) for split, table in tables.items()}
     head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
+    make, metrics = SentenceItems, _list_metrics(head)
+    if is_of_vectors:
+        make, metrics = EmbeddingItems, SCORED if has_label else RANKED
     items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
-        labels = _read_labels(own, head, table) if _is_labelled(split, table, first_label) else None
+        labels = None
+        if is_of_vectors and not has_label:
+            labels = number_texts(texts[split])
+        elif split != "test" or any(map(any, table.list_columns(first_label))):  # it may have none
+            labels = _read_labels(own, head, table)
         if split == "train" and own.kind == "score":
             require_fp32_resolution(table, own.label)
-        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
-    return head, _list_metrics(head), items
-
-
-def _read_vectors(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:  # noqa: ARG001
-    """Reads texts that belong together, perhaps with scores."""
-    items, has_scores = dict[str, SentenceItems](), "label" in own.model_fields_set
-    for split, table in tables.items():
-        texts = read_texts(table, own.fields)
-        labels = None if has_scores else number_texts(texts)
-        if has_scores and _is_labelled(split, table, own.label):
-            labels = read_scores(table, own.label)
-            if split == "train" and (labels == labels[:1]).all():
-                raise UserError(f"{table.path}: all scores are equal, so there is nothing to learn")
-        items[split] = EmbeddingItems(setup.cutter, setup.settings.length, texts, labels)
-    return TaskHead(own.kind), SCORED if has_scores else RANKED, items
-
-
-def _is_labelled(split: str, table: TextTable, label: str) -> bool:
-    """Tells whether a split has labels; a test split may have none."""
-    return split != "test" or any(map(any, table.list_columns(label)))
+        items[split] = make(setup.cutter, setup.settings.length, texts[split], labels)
+    return head, metrics, items
 
 
 def read_own(path: Path) -> OwnTask:
@@ -195,7 +184,7 @@ def _list_metrics(head: TaskHead) -> tuple[str, ...]:
 
 
 def _read_labels(own: OwnTask, head: TaskHead, table: TextTable) -> Array:
-    if own.kind == "score":
+    if own.kind in ("score", "embeddings"):
         return read_scores(table, own.label)
     if own.kind == "labels":
         return read_labels(table, own.labels)

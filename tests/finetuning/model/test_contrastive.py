@@ -29,7 +29,7 @@ from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
 from pretraining.engine.step import Seeds
 from pretraining.huggingface.folders import read_encoder, read_fine_tuned, write_fine_tuned
-from pretraining.huggingface.pooling import Pooling, PoolingName
+from pretraining.huggingface.pooling import Pooling
 from pretraining.huggingface.verify import verify_fine_tuned
 from pretraining.huggingface.weights import export_weights
 from pretraining.model.batch import CPU
@@ -83,11 +83,11 @@ def make_items(choices: int) -> EmbeddingItems:
 
 
 def find_gradients(
-    folder: Path, choices: int, settings: dict[str, Any], micro: int | None = None, how: PoolingName = "mean"
+    folder: Path, choices: int, settings: dict[str, Any], micro: int | None = None
 ) -> tuple[float, dict[str, Tensor]]:
     """The loss of a global batch of all items, and the gradients of this rank's items in the weights."""
     shape, weights = read_encoder(folder)
-    model = VectorModel(shape, Pooling(how, normalizes=True)).eval()
+    model = VectorModel(shape, Pooling(normalizes=True)).eval()
     model.load_state_dict({name: weights[name] for name in model.state_dict()})
     (batches, _) = next(
         TrainingBatches(make_items(choices), FineTuning(batch=ITEMS, micro_batch=micro), *place()).iterate(0)
@@ -105,12 +105,12 @@ def find_gradients(
     return total, export_weights(gradients, shape, HEAD)
 
 
-def find_theirs(folder: Path, case: Case, how: PoolingName) -> tuple[float, dict[str, Tensor]]:
+def find_theirs(folder: Path, case: Case) -> tuple[float, dict[str, Tensor]]:
     """The same by sentence-transformers."""
     library: Any = pytest.importorskip("sentence_transformers")
     from sentence_transformers.sentence_transformer import losses
 
-    Pooling(how, normalizes=True).write(folder, 32, 64)
+    Pooling(normalizes=True).write(folder, 32, 64)
     model = library.SentenceTransformer(str(folder), device="cpu").eval()
     features = [model.tokenize(list(column)) for column in COLUMNS[: max(case[0], 2)]]
     loss = case[2](model, losses)(features, torch.from_numpy(SCORES[:, 0]))
@@ -124,15 +124,9 @@ def find_theirs(folder: Path, case: Case, how: PoolingName) -> tuple[float, dict
 def test_losses_and_gradients_are_those_of_sentence_transformers(name: str, micro: int | None, folder: Path) -> None:
     choices, settings, _ = CASES[name]
     loss, gradients = find_gradients(folder, choices, settings, micro)
-    wanted, theirs = find_theirs(folder, CASES[name], "mean")
+    wanted, theirs = find_theirs(folder, CASES[name])
     assert loss == pytest.approx(wanted, abs=WITHIN)
     assert_same(gradients, theirs, WITHIN)
-
-
-@pytest.mark.parametrize("how", ["cls", "last"])
-def test_poolings_are_those_of_sentence_transformers(how: PoolingName, folder: Path) -> None:
-    _, gradients = find_gradients(folder, 2, {}, how=how)
-    assert_same(gradients, find_theirs(folder, CASES["pairs"], how)[1], WITHIN)
 
 
 def compute_on_rank(folder: Path) -> list[tuple[float, dict[str, Tensor]]]:

@@ -128,25 +128,14 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     assert results(begin.folder / "again")["score"] == pytest.approx(score, abs=1e-6)
 
 
-MODULES: dict[str, list[tuple[str, str]]] = {
-    "makes vectors by Transformer, Pooling, Dense": [("", "Transformer"), ("1_Pooling", "Pooling"), ("2", "Dense")],
-    "modules.json names a folder within": [("0_Transformer", "Transformer"), ("1_Pooling", "Pooling")],
-}
-
-
-@pytest.mark.parametrize("said", MODULES)
-def test_modules_that_are_not_known_are_refused_before_anything_is_written(said: str, pairs: Toy) -> None:
-    folder = pairs.folder / "theirs"
-    shutil.copytree(pairs.model, folder)
-    modules = [{"type": f"sentence_transformers.models.{kind}", "path": path} for path, kind in MODULES[said]]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    if modules[0]["path"]:
-        (folder / modules[0]["path"]).mkdir()
-        (folder / "config.json").rename(folder / modules[0]["path"] / "config.json")
-    out = pairs.folder / "out"
-    [done] = fine_tune(Toy(folder, pairs.data, pairs.folder).command(out))
-    assert said in done.errors
-    assert not out.exists()
+def test_modules_that_are_not_known_are_refused(toy: Toy, tmp_path: Path) -> None:
+    folder, modules = shutil.copytree(toy.model, tmp_path / "theirs"), tmp_path / "theirs" / "modules.json"
+    Pooling().write(folder, 32)
+    modules.write_text(modules.read_text().replace("models.Pooling", "models.Dense"))
+    base = Base(StoredModel.open(str(folder)))
+    assert "makes vectors by Transformer, Dense" in refusal(list_layout_overrides, base, True, [])
+    (folder / "config.json").unlink()
+    assert "modules.json names a folder within" in refusal(StoredModel.open, str(folder))
 
 
 def test_tasks_of_vectors_and_others_are_not_mixed(pairs: Toy, toy: Toy) -> None:
