@@ -27,7 +27,7 @@ from finetuning.settings import EmbeddingSettings, FineTuning
 from finetuning.tasks.embeddings import EmbeddingItems, number_texts
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
-from pretraining.engine.step import Seeds
+from pretraining.engine.step import Seeds, seed_step
 from pretraining.huggingface.folders import read_encoder, read_fine_tuned, write_fine_tuned
 from pretraining.huggingface.pooling import Pooling
 from pretraining.huggingface.verify import verify_fine_tuned
@@ -151,6 +151,25 @@ def test_negatives_are_those_of_all_ranks(ranks: int, folder: Path) -> None:
         assert sum(loss for loss, _ in of_ranks) == pytest.approx(wanted, abs=1e-6)
         sums = {name: sum(gradients[name] for _, gradients in of_ranks) for name in theirs}
         assert_same(sums, theirs, 1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_both_passes_draw_the_same_dropout(device: str, folder: Path) -> None:
+    """On a GPU also in attention, which draws by PyTorch's generator there, in the order of the micro-batches."""
+    shape, weights = read_encoder(folder)
+    model, seen = VectorModel(shape, Pooling(normalizes=True)), list[Tensor]()
+    model.load_state_dict({name: weights[name] for name in model.state_dict()})
+    model.to(device, torch.bfloat16).register_forward_hook(lambda _, __, output: seen.append(output.logits.detach()))
+    batches, _ = next(TrainingBatches(make_items(3), FineTuning(batch=ITEMS, micro_batch=4)).iterate(0))
+    engine: Any = SimpleNamespace(forward=model, model=model, device=torch.device(device))
+    Contrast(engine, EmbeddingSettings(), batches, Seeds(1, 1))
+    for seeds in (Seeds(1, 1), Seeds(2, 2)):
+        seed_step(engine, seeds)
+        for batch in batches.micro:
+            model(batch.to(engine.device))
+    first, second, other = zip(*[iter(seen)] * len(batches.micro), strict=True)
+    assert [*map(torch.equal, first, second)] == [True] * len(first)
+    assert [*map(torch.equal, first, other)] == [False] * len(first)
 
 
 def test_equal_texts_are_no_negatives_of_each_other() -> None:
