@@ -258,8 +258,6 @@ def find_order(wanted: TaskHead, model: StoredModel) -> tuple[list[int] | None, 
     order, with a note.
     """
     head, name = model.head, model.name
-    if wanted.kind == "embeddings":
-        return None, ()
     if head is None:
         raise UserError(f"{name}: not fine-tuned for a task: name a folder that fine-tuning has written")
     if head.kind != wanted.kind:

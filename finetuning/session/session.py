@@ -150,10 +150,10 @@ class Session:
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         self.runs = {}
         for task in self.tasks:
+            asks_model = task.answer_without_model() is None
             if task.head.kind == "embeddings":
                 self.base.require_vectors(self.settings)
-            asks_model = task.answer_without_model() is None
-            if asks_model and self.flags.evaluate:
+            elif asks_model and self.flags.evaluate:
                 find_order(task.head, self.model)
             trains = asks_model and not self.flags.evaluate
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)

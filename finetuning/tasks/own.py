@@ -28,7 +28,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.results import AVERAGES
 from finetuning.tasks import scores
-from finetuning.tasks.embeddings import RANKED, SCORED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
+from finetuning.tasks.embeddings import RANKED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
@@ -117,10 +117,12 @@ def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | 
     """Reads texts, pairs, or texts that belong together, with their classes, labels or scores."""
     is_of_vectors, has_label = own.kind == "embeddings", "label" in own.model_fields_set
     texts = {split: read_texts(table, own.fields, empty=not is_of_vectors) for split, table in tables.items()}
-    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
-    make, metrics = SentenceItems, _list_metrics(head)
     if is_of_vectors:
-        make, metrics = EmbeddingItems, SCORED if has_label else RANKED
+        head, make = TaskHead(own.kind), EmbeddingItems
+    else:
+        classes = own.labels or trained.labels if trained else _list_classes(own, tables["train"])
+        head, make = TaskHead(own.kind, classes), SentenceItems
+    metrics = RANKED if is_of_vectors and not has_label else _list_metrics(head)
     items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
         labels = None

@@ -63,11 +63,6 @@ CASES: dict[str, Case] = {
         lambda model, losses: losses.MatryoshkaLoss(model, ranking(model, losses), [32, 8, 3]),
     ),
     "scores": (1, {}, lambda model, losses: losses.CoSENTLoss(model)),
-    "scores and widths": (
-        1,
-        {"widths": (16, 4)},
-        lambda model, losses: losses.MatryoshkaLoss(model, losses.CoSENTLoss(model), [32, 16, 4]),
-    ),
 }
 """By name: texts of an item, or 1 for two with a score; our settings; the loss of sentence-transformers."""
 
