@@ -117,11 +117,12 @@ def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | 
     """Reads texts, pairs, or texts that belong together, with their classes, labels or scores."""
     is_of_vectors, has_label = own.kind == "embeddings", "label" in own.model_fields_set
     texts = {split: read_texts(table, own.fields, empty=not is_of_vectors) for split, table in tables.items()}
+    make = EmbeddingItems if is_of_vectors else SentenceItems
     if is_of_vectors:
-        head, make = TaskHead(own.kind), EmbeddingItems
+        head = TaskHead(own.kind)
     else:
         classes = own.labels or trained.labels if trained else _list_classes(own, tables["train"])
-        head, make = TaskHead(own.kind, classes), SentenceItems
+        head = TaskHead(own.kind, classes)
     metrics = RANKED if is_of_vectors and not has_label else _list_metrics(head)
     items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
