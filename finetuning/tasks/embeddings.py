@@ -49,13 +49,10 @@ class EmbeddingTask(SentenceTask):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.metrics == SCORED:
-            assert self.train.labels is not None
-            if len(np.unique(self.train.labels)) < 2:
-                raise UserError(f"{self.name}: train: all scores are equal, so there is nothing to learn")
-        else:
-            for split, items in {"train": self.train, **self.dev}.items():
-                require_negatives(f"{self.name}: {split}", items)
+        for split, items in {"train": self.train, **self.dev}.items():
+            assert items.labels is not None
+            require_contrast(f"{self.name}: {split}", items.labels)
+        if self.metrics != SCORED:
             self.notes += tuple(list_equal_texts(self.train, self.dev))
 
     def score(self, split: str, outputs: Ragged) -> Figures:
@@ -124,12 +121,13 @@ def number_texts(texts: Sequence[Sequence[str]]) -> Array:
     return np.array(found, np.int64).reshape(-1, len(texts))
 
 
-def require_negatives(where: str, items: SentenceItems) -> None:
-    """Raises UserError for questions and passages of which no passage is a wrong one."""
-    assert items.labels is not None
-    questions, passages = (len(np.unique(part)) for part in (items.labels[:, 0], items.labels[:, 1:]))
-    if passages < 2 or (questions < 2 and len(items.texts) == 2):
-        raise UserError(f"{where} has no passage that is wrong for a question; add rows with other texts")
+def require_contrast(where: str, labels: Array) -> None:
+    """Raises UserError where all scores are equal, or no passage is wrong for a question: nothing can be learned."""
+    firsts, others = len(np.unique(labels[:, 0])), len(np.unique(labels[:, 1:]))
+    if labels.shape[1] == 1 and firsts < 2:
+        raise UserError(f"{where}: all scores are equal, so there is nothing to learn")
+    if labels.shape[1] > 1 and (others < 2 or (firsts < 2 and labels.shape[1] == 2)):
+        raise UserError(f"{where}: no passage is wrong for a question; add rows with other texts")
 
 
 def list_equal_texts(train: SentenceItems, dev: Mapping[str, SentenceItems]) -> Iterator[str]:

@@ -94,13 +94,6 @@ def test_a_signal_in_the_first_pass_ends_the_step(pairs: Toy) -> None:
     assert run(pairs, "stopped", *more) == run(pairs, "straight", *more)
 
 
-def test_a_killed_run_goes_on(pairs: Toy) -> None:
-    more = ["--micro_batch", "3", "--checkpoints.every", "2"]
-    killed = launch(pairs.command("killed", *more), fault=partial(tuning.kill_at, 5))
-    assert [rank.code for rank in killed.wait()] == [-signal.SIGKILL]
-    assert run(pairs, "killed", *more) == run(pairs, "straight", *more)
-
-
 @pytest.mark.parametrize("how", ["mean", "cls", "last"])
 def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName, pairs: Toy) -> None:
     """It learns by the recipe of vectors, keeps its pooling and its length, and sentence-transformers, predict.py and

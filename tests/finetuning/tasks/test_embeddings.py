@@ -58,10 +58,8 @@ def test_each_width_is_scored_alone(more: str, table: str, tmp_path: Path) -> No
     values = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
     found, name = task.score("dev", rows(values)), task.metric
     assert found.keys() == {*task.metrics, f"{name}_2", f"{name}_1"}
-    for width in (2, 1):
-        assert found[f"{name}_{width}"] == task.score("dev", rows(values[:, :width]))[name]
-    assert len({found[name], found[f"{name}_2"], found[f"{name}_1"]}) > 1
-    assert task.describe_use(rows(values))["widths"] == [2, 1]
+    cut = [task.score("dev", rows(values[:, :width]))[name] for width in (2, 1)]
+    assert [found[f"{name}_2"], found[f"{name}_1"]] == cut != [found[name]] * 2
 
 
 def test_rows_with_one_passage_are_held_out_together(tmp_path: Path) -> None:
@@ -115,8 +113,8 @@ FAULTS = {
     "another figure": (TASK + 'metric = "spearman"\n', PAIRS, "here there is mrr@10, ndcg@10, recall@100"),
     "negatives of scores": (TASK + 'label = "label"\nsecond = ["passage", "x"]\n', SCORES, "second: only kind"),
     "a column twice": (TASK + 'text = "passage"\n', PAIRS, "second: of passage, passage each should be another"),
-    "one passage": (TASK, PAIRS.replace("in rome", "ann").replace("bob", "ann"), "train has no passage that is wrong"),
-    "one question": (TASK, PAIRS.replace("where", "who"), "train has no passage that is wrong for a question"),
+    "one passage": (TASK, PAIRS.replace("in rome", "ann").replace("bob", "ann"), "train: no passage is wrong"),
+    "one question": (TASK, PAIRS.replace("where", "who"), "train: no passage is wrong for a question"),
 }
 
 
