@@ -30,8 +30,10 @@ class RunTask(TaskFlags):
 
     def suite(self) -> Suite:
         """Names the recipes: vectors are trained with other values than the rest."""
-        of_vectors = bool(self.tasks) and all(read_own(task).kind == "embeddings" for task in self.tasks)
-        return Suite("own", "embeddings") if of_vectors else super().suite()
+        of_vectors = {read_own(task).kind == "embeddings" for task in self.tasks}
+        if len(of_vectors) == 2:
+            raise UserError('tasks of kind = "embeddings" have a recipe of their own; give them in another command')
+        return Suite("own", "embeddings") if True in of_vectors else super().suite()
 
     def open_tasks(self, setup: Setup) -> list[Task]:
         """Reads the files of the tasks."""

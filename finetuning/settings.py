@@ -80,10 +80,9 @@ class EmbeddingSettings(Section):
     temperature: Rate = 0.05
     """Cosines are divided by it before they are compared: 1 / the scale of sentence-transformers."""
     symmetric: bool = False
-    """Choose also the question of each passage among all questions of the batch."""
+    """Also classify each passage's question; the loss is the mean of both directions."""
     widths: Annotated[tuple[Positive, ...], Field(strict=False)] = ()
-    """Matryoshka: numbers of first values of a vector that are to be of use alone, each with its own loss (default: the
-    whole vector)."""
+    """Matryoshka dimensions: also train the first N values of a vector to work alone, e.g. [384, 128]."""
 
 
 LayerChoice = Literal[

@@ -10,6 +10,7 @@ n items, c texts of an item: a question, its passage and perhaps passages that d
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import torch
 import torch.nn.functional as F
@@ -86,52 +87,42 @@ class Contrast:
     def _find_gradients(self, batches: StepBatches[TaskBatch], vectors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Computes the part of the loss of each micro-batch of this rank, and its gradient; a micro-batch without
         labels has none of both."""
-        labelled = [batch.labels is not None for batch in batches.micro]
-        choices = batches.micro[0].choices
-        own = [each for each, has in zip(vectors, labelled, strict=True) if has]
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
-        whole = torch.cat([vectors[0][:0], *own])
+        choices, pairs = batches.micro[0].choices, list(zip(vectors, batches.micro, strict=True))
+        sizes = [0 if batch.labels is None else len(each) for each, batch in pairs]
+        whole = torch.cat([each[:size] for each, size in zip(vectors, sizes, strict=True)])
         mine = whole.view(len(whole) // choices, choices, whole.shape[1])
         answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
         self.mark()
         counts, every = gather_rows(mine)
         _, known = gather_rows(answers.to(mine.device))
         loss, gradient = compute_contrast(every, known, self.settings)
-        begin, found = sum(counts[: place()[0]]), []
-        for each, has in zip(vectors, labelled, strict=True):
-            count = len(each) // choices if has else 0
-            part = gradient[begin : begin + count].reshape(-1, each.shape[1])
-            found.append((loss * count / len(every), part if has else torch.zeros_like(each)))
-            begin += count
-        return found
+        begin = sum(counts[: place()[0]])
+        parts = torch.split(gradient[begin : begin + len(mine)].flatten(0, 1), sizes)
+        return [
+            (loss * (len(part) / choices / len(every)), part if len(part) else torch.zeros_like(each))
+            for each, part in zip(vectors, parts, strict=True)
+        ]
 
 
 def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSettings) -> tuple[Tensor, Tensor]:
-    """Computes the loss of vectors (n, c, H) and its gradient. `labels`, in fp64: numbers of texts (n, c), equal for
-    equal texts; or scores (n, 1). Each of the Matryoshka widths adds a loss of its own."""
+    """Computes the loss of vectors (n, c, H) and its gradient, by blocks of questions. `labels`, in fp64: numbers of
+    texts (n, c), equal for equal texts; or scores (n, 1). Each of the Matryoshka dimensions adds a loss of its own."""
+    has_scores = labels.shape[1] == 1
     with torch.enable_grad():
         leaf = vectors.detach().clone().requires_grad_()
         total = torch.zeros((), device=leaf.device)
-        for width in settings.widths or (leaf.shape[2],):
-            for part in _compute_parts(leaf, width, labels, settings):
-                torch.autograd.backward(part)
-                total += part.detach()
+        blocks = range(0, len(vectors), len(vectors) if has_scores else ROWS)
+        for width, begin in product({leaf.shape[2], *settings.widths}, blocks):
+            truncated = F.normalize(leaf[:, :, :width], dim=2)
+            if has_scores:
+                part = compute_cosent(truncated, labels[:, 0], settings.temperature)
+            else:
+                part = compare_passages(truncated, labels, slice(begin, begin + ROWS), settings)
+            torch.autograd.backward(part)
+            total += part.detach()
     assert leaf.grad is not None
     return total, leaf.grad
-
-
-def _compute_parts(vectors: Tensor, width: int, labels: Tensor, settings: EmbeddingSettings) -> Iterator[Tensor]:
-    """Yields the parts of a loss that are computed one after another, to save memory."""
-    if labels.shape[1] == 1:
-        yield compute_cosent(_cut(vectors, width), labels[:, 0], settings.temperature)
-        return
-    for begin in range(0, len(vectors), ROWS):
-        rows = slice(begin, begin + ROWS)
-        yield compare_passages(_cut(vectors, width), labels, rows, settings)
-
-
-def _cut(vectors: Tensor, width: int) -> Tensor:
-    return F.normalize(vectors[:, :, :width], dim=2)
 
 
 def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:

@@ -31,7 +31,7 @@ from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.pooling import Pooling
 from pretraining.model.shape import HEAD, Sees, Shape
 from pretraining.processes.group import gather, place
-from pretraining.scoring.embedding import read_way
+from pretraining.scoring.embedding import EmbeddingWay, read_way
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"
@@ -114,9 +114,11 @@ class Base:
         if wide := [width for width in settings.embeddings.widths if width > whole]:
             raise UserError(f"embeddings.widths: {wide[0]}: a vector of {self.model.name} has {whole} values")
 
-    def list_doubts(self, settings: FineTuning) -> Iterator[str]:
-        """Lists doubts for the user: sequences longer than in pre-training."""
+    def list_doubts(self, settings: FineTuning, vectors: bool = False) -> Iterator[str]:
+        """Lists doubts for the user: sequences longer than in pre-training, and `vectors` compared in another way."""
         name, longest = self.model.name, self.model.trained
+        if vectors and self.way.by_dot:
+            yield f"{name}: its vectors were compared by dot product; here they are trained and scored by cosine"
         if settings.length > longest:
             known = f"{name}: was trained on texts of {longest} pieces at most"
             yield f"{known}; longer ones, up to --length {settings.length}, have positions that it knows nothing of"
@@ -133,7 +135,7 @@ class Base:
         recompute = settings.compute.checkpoint_activations
         model: TaskModel | VectorModel
         if head.kind == "embeddings":
-            model = VectorModel(shape, choose_pooling(self.model, settings), recompute)
+            model = VectorModel(shape, self.choose_pooling(settings), recompute)
         else:
             model = TaskModel(shape, head, recompute, scale, settings.bilstm, settings.language_loss > 0)
         model.initialize(settings.seed)
@@ -159,6 +161,15 @@ class Base:
         return model
 
     @cached_property
+    def way(self) -> EmbeddingWay:
+        """How the model makes the vector of a text."""
+        return read_way(self.model)
+
+    def choose_pooling(self, settings: FineTuning) -> Pooling:
+        """Chooses how vectors of texts are made: as the settings say, otherwise as the folder of the model does."""
+        return Pooling(settings.embeddings.pooling or self.way.pooling.how, normalizes=True)
+
+    @cached_property
     def identity(self) -> dict[str, Any]:
         """Identifies the initial weights, in JSON: retraining under the same name changes it."""
         own = {"from_scratch": self.from_scratch, "checksum": self._checksum(self.model)}
@@ -170,11 +181,6 @@ class Base:
 
     def _read_encoder(self, model: StoredModel) -> Mapping[str, Tensor]:
         return {} if self.from_scratch else model.encoder
-
-
-def choose_pooling(model: StoredModel, settings: FineTuning) -> Pooling:
-    """Chooses how vectors of texts are made: as the settings say, otherwise as the folder of the model does."""
-    return Pooling(settings.embeddings.pooling or read_way(model)[0].how, normalizes=True)
 
 
 def compute_checksum(vocabulary: Vocabulary, shape: Shape, weights: Mapping[str, Tensor]) -> str:
@@ -215,9 +221,7 @@ def summarize_model(model: StoredModel) -> BaseSummary:
 
 def read_fine_tuned(model: StoredModel, wanted: TaskHead) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Reads the weights of a fine-tuned model, with its outputs in the order of the labels of the `wanted` head, which
-    must have the same names; returns notes for the user, too. Any encoder makes vectors."""
-    if wanted.kind == "embeddings":
-        return {name: weight for name, weight in model.encoder.items() if not name.startswith("pooler.")}, ()
+    must have the same names; returns notes for the user, too."""
     order, notes = find_order(wanted, model)
     weights = cut_rows(model.shape, folders.read_fine_tuned(model.fetch_weights())[2])
     if order is not None:
@@ -254,8 +258,6 @@ def find_order(wanted: TaskHead, model: StoredModel) -> tuple[list[int] | None, 
     order, with a note.
     """
     head, name = model.head, model.name
-    if wanted.kind == "embeddings":
-        return None, ()
     if head is None:
         raise UserError(f"{name}: not fine-tuned for a task: name a folder that fine-tuning has written")
     if head.kind != wanted.kind:

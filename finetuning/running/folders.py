@@ -21,7 +21,7 @@ from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel, compute_logits
 from finetuning.results import MODEL, PREDICTIONS, ModelScores
-from finetuning.running.base import Base, Run, choose_pooling, find_model, summarize_model
+from finetuning.running.base import Base, Run, find_model, summarize_model
 from finetuning.running.outputs import Outputs
 from finetuning.settings import BiLstm, Features, FineTuning
 from pretraining.architectures.declaration import read_shape
@@ -53,8 +53,6 @@ def keep_model(
     for split, output in outputs.items():
         task.write_predictions(split, output, run.folder / PREDICTIONS)
     use = {"task": task.name, **task.describe_use(next(iter(outputs.values())))}
-    if task.head.kind == "embeddings":
-        use["widths"] = list(settings.embeddings.widths)
     if settings.features.layers or settings.bilstm.hidden:
         _write_without_class(run, base, shape, weights, use)
     else:
@@ -77,7 +75,7 @@ def _write_fine_tuned(
     widths = settings.embeddings.widths
     card = make_task_card(shape, head, run.folder.parent / MODEL, settings.length, made, widths)
     with replacing_folder(run.folder / MODEL) as unfinished:
-        pooling = choose_pooling(base.model, settings) if head.kind == "embeddings" else None
+        pooling = base.choose_pooling(settings) if head.kind == "embeddings" else None
         write_fine_tuned(unfinished, shape, head, weights, vocabulary, card, use, settings.length, pooling)
         verify_fine_tuned(unfinished, shape, head, weights, compute_logits, vocabulary.special)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,15 +18,13 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import SharedError, UserError
-from data_prep.common.files import read_table
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
-from finetuning.model.contrastive import VectorModel
 from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
 from finetuning.results import Figures, ModelScores
-from finetuning.running.base import choose_pooling, read_fine_tuned
+from finetuning.running.base import Base, read_fine_tuned
 from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -125,27 +122,28 @@ def sort_outputs(parts: list[tuple[Array, Ragged]]) -> Ragged:
 
 KEPT_GB = 4.0
 """Gigabytes of activations of frozen encoders that a machine keeps in memory: every machine has these."""
-LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer")
-"""Settings of the layout of text, which a fine-tuned model's folder stores."""
+LAID_OUT = ("length", "tags.document_context", "spans.stride", "spans.question", "spans.answer", "embeddings.widths")
+"""Settings of the layout of text, and of its vectors, which a fine-tuned model's folder stores."""
+MOST = 256
+"""Pieces of a text whose vector is trained, where the model's folder names no limit: as the recipe has it."""
 
 
 def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, context: Context) -> Outputs:
-    """Computes the logits of all splits with a fine-tuned model. All ranks call it together."""
-    with shared_errors():
-        weights, notes = read_fine_tuned(model, task.head)
-    for note in notes:
-        context.console.print(note)
+    """Computes the logits of all splits with a fine-tuned model, or the vectors of any encoder. All ranks call it
+    together."""
     dtype = choose_dtype(settings.precision.dtype, context.device)
-    network: TaskModel | VectorModel
-    if task.head.kind == "embeddings":
-        network = VectorModel(model.shape, choose_pooling(model, settings)).to(context.device, dtype).eval()
-        network.load_state_dict(weights)
-    else:
-        network = TaskModel(model.shape, task.head)
-        network.load_state_dict(weights)
-        network = network.convert_for_answers(dtype, context.device)
+    with shared_errors():
+        if task.head.kind == "embeddings":
+            forward = Base(model).build_model(task.head, settings).to(context.device, dtype).eval().logits
+        else:
+            weights, notes = read_fine_tuned(model, task.head)
+            for note in notes:
+                context.console.print(note)
+            network = TaskModel(model.shape, task.head)
+            network.load_state_dict(weights)
+            forward = network.convert_for_answers(dtype, context.device).logits
     try:
-        return compute_all_logits(network.logits, task.head.kind, {**task.dev, **task.test}, context)
+        return compute_all_logits(forward, task.head.kind, {**task.dev, **task.test}, context)
     except GivenUpError:
         decision = context.control.decide(wrong=False, saving=0.0)
         stopped = f"{task.name}: stopped by {decision.cause}; the same command begins anew"
@@ -165,11 +163,13 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
     return ModelScores(scores=scores, **figures, degenerate=task.is_degenerate(first, outputs[first]))
 
 
-def list_layout_overrides(folder: Path, overrides: Sequence[str]) -> list[str]:
-    """Lists the overrides that repeat the layout of text of a fine-tuned model, or of one of sentence-transformers, but
-    for those that are given."""
-    limit = read_table(folder / LENGTH).get("max_seq_length") if (folder / LENGTH).is_file() else None
-    known, given = {"length": limit, **read_task(folder)}, {*map(dotted, parse_overrides(overrides)[0])}
+def list_layout_overrides(base: Base, vectors: bool, overrides: Sequence[str]) -> list[str]:
+    """Lists the overrides that repeat the layout of text of a model that was fine-tuned or makes `vectors`, but for
+    those that are given."""
+    folder, given = base.model.folder, {*map(dotted, parse_overrides(overrides)[0])}
+    known = read_task(folder)
+    if vectors:
+        known["length"] = base.way.length if (folder / LENGTH).is_file() else min(base.way.length, MOST)
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]
 

@@ -31,6 +31,7 @@ from finetuning.session.workers import MachineShare
 from finetuning.settings import FineTuning, Varies
 from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
+from pretraining.huggingface.folders import read_task
 from pretraining.reporting.figures import BLUE, GREY, draw, new_figure, smooth
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
@@ -182,7 +183,9 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
             yield f"{result.task}: {late}: give --evaluate --model {quote(out / result.task / MODEL)}"
     yield f"{'the best models, their ' * bool(models)}predictions and all figures are in {out}"
     if models:
-        yield f"next:\n    python finetuning/predict.py {quote(models[0])} TEXTS"
+        has_vectors = read_task(models[0] / MODEL).get("kind") == "embeddings"
+        vectors = " --vectors vectors.npy --nearest QUERIES" * has_vectors
+        yield f"next:\n    python finetuning/predict.py {quote(models[0])} TEXTS{vectors}"
 
 
 def describe_averages(results: Sequence[TaskResult]) -> Iterator[str]:

@@ -107,7 +107,8 @@ class Session:
         self._read_tasks()
         self._print(f"model {self.model.name}; recipe {recipe}\nresults go to {self.out}")
         of_tasks = [f"{task.name}: {note}" for task in self.tasks for note in task.notes]
-        for note in (*list_casing_doubts(self.model), *self.base.list_doubts(self.settings), *of_tasks):
+        vectors = any(task.head.kind == "embeddings" for task in self.tasks)
+        for note in (*list_casing_doubts(self.model), *self.base.list_doubts(self.settings, vectors), *of_tasks):
             self._print(note)
         for task in self.tasks if self.leads else ():
             for line in check_items(task, trains=not self.flags.evaluate):
@@ -123,7 +124,8 @@ class Session:
                 if getattr(flags, name, name in given):
                     raise UserError(f"--evaluate trains nothing: leave out --{name.replace('_', '-')}")
         if flags.evaluate or recipe == "embeddings":
-            self.overrides = [*list_layout_overrides(model.folder, self.overrides), *self.overrides]
+            vectors = suite.recipe == "embeddings"
+            self.overrides = [*list_layout_overrides(self.base, vectors, self.overrides), *self.overrides]
         self.settings = load_settings(recipe, self.overrides, device=device)
         self.base.require_fit(self.settings)
         if flags.evaluate and self.settings.features.layers:
@@ -148,10 +150,10 @@ class Session:
             raise UserError(f"{', '.join(twice)}: several tasks of this name; give each its own, or name it once")
         self.runs = {}
         for task in self.tasks:
+            asks_model = task.answer_without_model() is None
             if task.head.kind == "embeddings":
                 self.base.require_vectors(self.settings)
-            asks_model = task.answer_without_model() is None
-            if asks_model and self.flags.evaluate:
+            elif asks_model and self.flags.evaluate:
                 find_order(task.head, self.model)
             trains = asks_model and not self.flags.evaluate
             runs = search.list_runs(task, self.settings, self.out / task.name, self.base.identity, trains)

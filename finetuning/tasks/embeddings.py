@@ -3,28 +3,26 @@ with a score of their likeness."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep.common.arrays import Array
+from data_prep.common.errors import UserError
 from data_prep.common.files import replacing
 from data_prep.readers.tables import TextTable
 from finetuning.inputs import Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
-from finetuning.tasks.scores import Certainty, bootstrap_spreads
+from finetuning.tasks.scores import METRICS, Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
-from finetuning.tasks.task import PieceLengths, Seen
 from pretraining.architectures.weights import TaskHead
-from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, measure
+from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, measure, prepare
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
-TINY = 1e-12
 SIMILAR = 1e-4
 """A model whose vectors differ by less, in each of their values, gives all texts the same one."""
 
@@ -46,87 +44,73 @@ class EmbeddingItems(SentenceItems):
 class EmbeddingTask(SentenceTask):
     """A task of vectors. Without scores, its labels are numbers of texts, equal for equal texts."""
 
+    widths: tuple[int, ...] = ()
+    """Matryoshka dimensions: the first values of the vectors, which are scored alone too."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.has_scores and self.train.labels is not None:
-            self.notes += tuple(count_equal_texts(self.train.labels))
-
-    @property
-    def has_scores(self) -> bool:
-        """Whether pairs have scores; otherwise a question and its passage belong together."""
-        return self.metrics == SCORED
-
-    def describe_split(self, split: str) -> Seen:
-        """Describes the items of a split."""
-        items = self.items.get(split, self.train)
-        assert items.labels is not None
-        answers = [row.tobytes() for row in items.labels] if self.has_scores else [b""] * len(items)
-        return Seen(items.texts, answers, (PieceLengths("texts", "length", items.length, items.measure_whole),))
+        for split, items in {"train": self.train, **self.dev}.items():
+            assert items.labels is not None
+            require_contrast(f"{self.name}: {split}", items.labels)
+        if self.metrics != SCORED:
+            self.notes += tuple(list_equal_texts(self.train, self.dev))
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Computes the figures of a split of `dev`."""
-        if self.has_scores:
-            return super().score(split, outputs)
-        return {name: float(values.mean()) for name, values in self._rank_passages(split, outputs).items()}
+        count, compute = self._prepare_figures(split, outputs)
+        return compute(np.arange(count))
 
     def estimate_certainty(self, split: str, outputs: Ragged) -> Certainty:
         """Bootstraps pairs, or questions."""
-        if self.has_scores:
-            return super().estimate_certainty(split, outputs)
-        found = self._rank_passages(split, outputs)
-        items = len(found[self.metric])
-        compute = partial(_average, found)
-        return Certainty(items, bootstrap_spreads(items, compute))
+        count, compute = self._prepare_figures(split, outputs)
+        return Certainty(count, bootstrap_spreads(count, compute))
 
-    def _compare_answers(self, split: str, outputs: Ragged) -> tuple[Array, Array]:
-        """Returns the scores of pairs, and the cosines of their vectors."""
-        items = self.dev[split]
-        assert items.labels is not None
-        return items.labels[:, 0], _compare_vectors(outputs, len(items))
-
-    def _rank_passages(self, split: str, outputs: Ragged) -> dict[str, Array]:
-        """Computes the figures of each question of a split: how near to it its passages are, among those of all items,
-        also those that do not belong to their questions."""
+    def _prepare_figures(self, split: str, outputs: Ragged) -> tuple[int, Callable[[Array], Figures]]:
+        """Counts the pairs with scores, or the questions, of a split; returns also what computes the figures of some of
+        them. Questions are to find their passages among those of all items, also those that belong to none."""
         labels = self.dev[split].labels
         assert labels is not None
-        return rank_texts(labels, normalize(outputs.values).reshape(*labels.shape, -1))
+        found: dict[str, tuple[Callable[..., float], tuple[Array, ...]]] = {}
+        for width in (None, *self.widths):
+            vectors = prepare(outputs.values[:, :width], False, f"{split}: text", range(len(outputs.values)))
+            vectors = vectors.reshape(len(labels), len(self.fields), -1)
+            ranks = {} if self.metrics == SCORED else rank_texts(labels, vectors)
+            columns = labels[:, 0], compute_cosines(vectors)
+            for name in self.metrics if width is None else (self.metric,):
+                each = (np.mean, (ranks[name],)) if ranks else (METRICS["embeddings"][name], columns)
+                found[name if width is None else f"{name}_{width}"] = each
+
+        def compute(chosen: Array) -> Figures:
+            return {name: float(of(*(each[chosen] for each in values))) for name, (of, values) in found.items()}
+
+        return len(found[self.metric][1][0]), compute
 
     def is_degenerate(self, split: str, outputs: Ragged) -> bool:  # noqa: ARG002
         """Tells whether a model gives every text the same vector."""
-        return bool(np.ptp(normalize(outputs.values), axis=0).max() < SIMILAR)
+        return bool(np.ptp(outputs.values, axis=0).max() < SIMILAR)
 
     def write_predictions(self, split: str, outputs: Ragged, folder: Path) -> None:
         """Writes a line for every item: its number, and the cosine of the vectors of its first two texts."""
-        cosines = _compare_vectors(outputs, len(self.items[split]))
+        vectors = outputs.values.reshape(len(self.items[split]), len(self.fields), -1)
         with replacing(name_predictions_file(folder, split, ".tsv")) as file:
-            file.write(format_predictions(TaskHead("score"), cosines[:, None]))
+            file.write(format_predictions(TaskHead("score"), compute_cosines(vectors)[:, None]))
 
     def describe_use(self, outputs: Ragged) -> dict[str, Any]:  # noqa: ARG002
-        """Describes the layout of text."""
-        return {"kind": self.head.kind, "length": self.train.length}
+        """Describes the layout of text and of vectors."""
+        return {"kind": self.head.kind, "length": self.train.length, "widths": list(self.widths)}
 
 
-def normalize(vectors: Array) -> Array:
-    """Scales vectors (n, H) to the length 1; zeros stay so."""
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), TINY))
-
-
-def _compare_vectors(outputs: Ragged, items: int) -> Array:
-    """Computes the cosine of the first two vectors of each item."""
-    vectors = normalize(outputs.values).reshape(items, -1, outputs.values.shape[1])
+def compute_cosines(vectors: Array) -> Array:
+    """Computes the cosine of the first two vectors of each item, of normalized ones (n, c, H)."""
     return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
 
 
-def _average(found: Mapping[str, Array], chosen: Array) -> dict[str, float]:
-    return {name: float(values[chosen].mean()) for name, values in found.items()}
-
-
-def read_texts(table: TextTable, fields: Sequence[str]) -> tuple[list[str], ...]:
-    """Reads columns of texts, none of them empty."""
+def read_texts(table: TextTable, fields: Sequence[str], empty: bool) -> tuple[list[str], ...]:
+    """Reads columns of texts, which may be `empty` or not."""
     texts = tuple(map(table.column, fields))
-    for column, own in zip(fields, texts, strict=True):
-        if (empty := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
-            table.fail(empty, f"{column} is empty: each text needs one that belongs to it; leave the row out")
+    for column, own in () if empty else zip(fields, texts, strict=True):
+        if (found := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
+            table.fail(found, f"{column} is empty: each text needs one that belongs to it; leave the row out")
     return texts
 
 
@@ -137,11 +121,25 @@ def number_texts(texts: Sequence[Sequence[str]]) -> Array:
     return np.array(found, np.int64).reshape(-1, len(texts))
 
 
-def count_equal_texts(numbers: Array) -> list[str]:
-    """Makes a note on the rows of numbers of texts that have one in common with others."""
-    shared = int((np.bincount(numbers.ravel())[numbers] > 1).any(1).sum())
-    rule = "equal texts, and those of equal questions, are never negatives of each other"
-    return [f"{shared:,} of {len(numbers):,} training rows have a text that occurs again: {rule}"] if shared else []
+def require_contrast(where: str, labels: Array) -> None:
+    """Raises UserError where all scores are equal, or no passage is wrong for a question: nothing can be learned."""
+    firsts, others = len(np.unique(labels[:, 0])), len(np.unique(labels[:, 1:]))
+    if labels.shape[1] == 1 and firsts < 2:
+        raise UserError(f"{where}: all scores are equal, so there is nothing to learn")
+    if labels.shape[1] > 1 and (others < 2 or (firsts < 2 and labels.shape[1] == 2)):
+        raise UserError(f"{where}: no passage is wrong for a question; add rows with other texts")
+
+
+def list_equal_texts(train: SentenceItems, dev: Mapping[str, SentenceItems]) -> Iterator[str]:
+    """Yields notes on the training items with a text that occurs again, there or in a split of `dev`."""
+    numbers = train.labels
+    assert numbers is not None
+    if shared := int((np.bincount(numbers.ravel())[numbers] > 1).any(1).sum()):
+        rule = "equal texts, and those of equal questions, are never negatives of each other"
+        yield f"{shared:,} of {len(numbers):,} training rows have a text that occurs again: {rule}"
+    for split, items in dev.items():
+        if items is not train and (known := len({*items.texts[1]} & {*train.texts[1]})):
+            yield f"passages of {split} that occur in train, which flatters the scores: {known:,}"
 
 
 def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:

@@ -28,7 +28,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.results import AVERAGES
 from finetuning.tasks import scores
-from finetuning.tasks.embeddings import RANKED, SCORED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
+from finetuning.tasks.embeddings import RANKED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
@@ -66,10 +66,9 @@ class OwnTask(Section):
     """A file that is predicted; scored too where it has labels."""
     text: Text = "text"
     """The column of the text; of its words, for tags in JSON lines or Parquet; for vectors `question` by default."""
-    second: str = ""
-    """The column of the second text of pairs; for vectors `passage` by default."""
-    negatives: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    """For vectors: columns of passages that do not belong to the question of their row."""
+    second: str | Annotated[tuple[Text, ...], Field(strict=False)] = ""
+    """The column of the second text of pairs; for vectors `passage` by default, or the columns of the passage and of
+    others that do not belong to the question of their row."""
     label: Text = "label"
     """The column of the class, the number or the tags; for vectors of the likeness of two texts, none by default."""
     labels: Annotated[tuple[Text, ...], Field(strict=False)] = ()
@@ -82,10 +81,10 @@ class OwnTask(Section):
     @property
     def fields(self) -> tuple[str, ...]:
         """The columns of texts."""
+        second = (self.second,) * bool(self.second) if isinstance(self.second, str) else self.second
         if self.kind != "embeddings":
-            return (self.text, self.second) if self.second else (self.text,)
-        question = self.text if "text" in self.model_fields_set else "question"
-        return (question, self.second or "passage", *self.negatives)
+            return (self.text, *second)
+        return (self.text if "text" in self.model_fields_set else "question", *(second or ("passage",)))
 
 
 def open_own(path: Path, setup: Setup) -> Task:
@@ -104,46 +103,38 @@ def open_own(path: Path, setup: Setup) -> Task:
     tables = {split: read_table(place) for split, place in places.items()}
     notes = [name_files(paths)]
     is_of_vectors = own.kind == "embeddings"
-    head, metrics, items = (_read_vectors if is_of_vectors else _read_sentences)(own, tables, setup, trained)
+    head, metrics, items = _read_items(own, tables, setup, trained)
     if own.metric and own.metric not in metrics:
         raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
     if "dev" not in items:
-        items, note = hold_out(places["train"], items, own.held_out)
+        items, note = hold_out(places["train"], items, own.held_out, slice(1, 2) if is_of_vectors else slice(None))
         notes.append(note)
-    make = EmbeddingTask if is_of_vectors else SentenceTask
-    return make(own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes))
+    known = own.name, head, own.metric or metrics[0], metrics, own.fields, items, tuple(notes)
+    return EmbeddingTask(*known, setup.settings.embeddings.widths) if is_of_vectors else SentenceTask(*known)
 
 
-def _read_sentences(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
-    """Reads texts or pairs with their classes, labels or scores."""
-    texts = {split: tuple(map(table.column, own.fields)) for split, table in tables.items()}
-    head = TaskHead(own.kind, own.labels or trained.labels if trained else _list_classes(own, tables["train"]))
+def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
+    """Reads texts, pairs, or texts that belong together, with their classes, labels or scores."""
+    is_of_vectors, has_label = own.kind == "embeddings", "label" in own.model_fields_set
+    texts = {split: read_texts(table, own.fields, empty=not is_of_vectors) for split, table in tables.items()}
+    make = EmbeddingItems if is_of_vectors else SentenceItems
+    if is_of_vectors:
+        head = TaskHead(own.kind)
+    else:
+        classes = own.labels or trained.labels if trained else _list_classes(own, tables["train"])
+        head = TaskHead(own.kind, classes)
+    metrics = RANKED if is_of_vectors and not has_label else _list_metrics(head)
     items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
-        labels = _read_labels(own, head, table) if _is_labelled(split, table, first_label) else None
+        labels = None
+        if is_of_vectors and not has_label:
+            labels = number_texts(texts[split])
+        elif split != "test" or any(map(any, table.list_columns(first_label))):  # it may have none
+            labels = _read_labels(own, head, table)
         if split == "train" and own.kind == "score":
             require_fp32_resolution(table, own.label)
-        items[split] = SentenceItems(setup.cutter, setup.settings.length, texts[split], labels)
-    return head, _list_metrics(head), items
-
-
-def _read_vectors(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:  # noqa: ARG001
-    """Reads texts that belong together, perhaps with scores."""
-    items, has_scores = dict[str, SentenceItems](), "label" in own.model_fields_set
-    for split, table in tables.items():
-        texts = read_texts(table, own.fields)
-        labels = None if has_scores else number_texts(texts)
-        if has_scores and _is_labelled(split, table, own.label):
-            labels = read_scores(table, own.label)
-            if split == "train" and (labels == labels[:1]).all():
-                raise UserError(f"{table.path}: all scores are equal, so there is nothing to learn")
-        items[split] = EmbeddingItems(setup.cutter, setup.settings.length, texts, labels)
-    return TaskHead(own.kind), SCORED if has_scores else RANKED, items
-
-
-def _is_labelled(split: str, table: TextTable, label: str) -> bool:
-    """Tells whether a split has labels; a test split may have none."""
-    return split != "test" or any(map(any, table.list_columns(label)))
+        items[split] = make(setup.cutter, setup.settings.length, texts[split], labels)
+    return head, metrics, items
 
 
 def read_own(path: Path) -> OwnTask:
@@ -158,10 +149,9 @@ def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
     has_label = "label" in own.model_fields_set
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
-    yield own.kind == "embeddings" or not own.negatives, 'negatives: are for kind = "embeddings"'
-    scores = own.kind == "embeddings" and has_label
-    yield not scores or not own.negatives, "negatives: a score is that of two texts; leave out negatives, or label"
-    yield own.second != own.text, f'second = "{own.second}": is the column of text too; a pair has two texts'
+    takes_more = own.kind == "embeddings" and not has_label
+    yield takes_more or len(own.fields) < 3, 'second: only kind = "embeddings" without label takes several passages'
+    yield len({*own.fields}) == len(own.fields), f"second: of {', '.join(own.fields)} each should be another column"
     is_free = own.name not in (LOCK, AVERAGES) and not own.name.endswith(".json")
     yield is_free, f"name: {own.name} has another meaning in the folder of results; take another"
     yield (
@@ -197,7 +187,7 @@ def _list_metrics(head: TaskHead) -> tuple[str, ...]:
 
 
 def _read_labels(own: OwnTask, head: TaskHead, table: TextTable) -> Array:
-    if own.kind == "score":
+    if own.kind in ("score", "embeddings"):
         return read_scores(table, own.label)
     if own.kind == "labels":
         return read_labels(table, own.labels)

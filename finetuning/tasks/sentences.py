@@ -108,7 +108,7 @@ class SentenceTask(Task):
         assert labels is not None
         lengths = PieceLengths("texts", "length", items.length, items.measure_whole)
         seen = Seen(items.texts, [row.tobytes() for row in labels], (lengths,))
-        if self.head.kind == "score":
+        if not names:
             return seen
         many = labels.sum(0) if self.head.kind == "labels" else np.bincount(labels[:, 0], minlength=len(names))
         return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
@@ -156,10 +156,13 @@ def join_items(parts: Sequence[Held]) -> Held:
     return replace(parts[0], texts=texts, labels=np.concatenate(labels) if labels else None)
 
 
-def hold_out(place: Path, items: Mapping[str, Held], share: float) -> tuple[dict[str, Held], str]:
-    """Divides the items of a training file into training and dev items; returns them with a note for the user."""
+def hold_out(
+    place: Path, items: Mapping[str, Held], share: float, columns: slice = slice(None)
+) -> tuple[dict[str, Held], str]:
+    """Divides the items of a training file into training and dev items; returns them with a note for the user. Items
+    with equal texts in these columns stay together."""
     whole = items["train"]
-    chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts, strict=True)), share, "rows")
+    chosen, note = choose_held_out(place, map("\t".join, zip(*whole.texts[columns], strict=True)), share, "rows")
     parts = {"train": whole.take(np.flatnonzero(np.invert(chosen))), "dev": whole.take(np.flatnonzero(chosen))}
     return parts | {split: each for split, each in items.items() if split != "train"}, note
 

@@ -24,6 +24,7 @@ from pretraining.checkpoint.state import Saved
 from pretraining.huggingface import folders
 from pretraining.huggingface.folders import CARD, CONFIG
 from pretraining.huggingface.model_card import BaseSummary, read_front_matter
+from pretraining.huggingface.pooling import MODULES
 from pretraining.huggingface.weights import check_finite, count_segments, list_row_names, list_weights, repeat_segment
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import PIECE_HEAD, Sees, Shape
@@ -70,7 +71,7 @@ class StoredModel:
         raises UserError if the model has not learned it.
         """
         folder, on_hub = found or find_model_folder(name), not Path(name).exists()
-        if (folder / CONFIG).is_file() or on_hub:
+        if (folder / CONFIG).is_file() or (folder / MODULES).is_file() or on_hub:
             shape = folders.read_shape(folder)
             vocabulary = folders.read_pieces(folder, shape, name)
             trained, known = folders.read_length(folder, shape), shape.positions

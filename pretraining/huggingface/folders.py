@@ -39,7 +39,7 @@ from data_prep.vocabulary.vocabulary import TOKENIZER_CONFIG, Vocabulary
 from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.huggingface.config import make_config, parse_head, parse_shape
-from pretraining.huggingface.pooling import VECTOR_FILES, Pooling
+from pretraining.huggingface.pooling import MODULES, VECTOR_FILES, Pooling
 from pretraining.huggingface.weights import (
     LISTED,
     check_finite,
@@ -90,8 +90,11 @@ def read_fine_tuned(folder: Path) -> tuple[Shape, TaskHead, dict[str, Tensor]]:
 
 
 def read_head(folder: Path) -> TaskHead | None:
-    """Reads the head that the config of a folder names; None if it is not that of a task."""
-    return parse_head(read_table(folder / CONFIG), str(folder / CONFIG))
+    """Reads the head that the config of a folder names; None if it is not that of a task. A bare encoder has one only
+    if something says how its vectors are made."""
+    head = parse_head(read_table(folder / CONFIG), str(folder / CONFIG))
+    is_bare = head == TaskHead("embeddings") and not any((folder / name).is_file() for name in (MODULES, TASK))
+    return None if is_bare else head
 
 
 def read_shape(folder: Path) -> Shape:
@@ -99,7 +102,9 @@ def read_shape(folder: Path) -> Shape:
     if not os.path.isdir(folder):
         raise UserError(f"{folder}: {absence(folder, 'folder')}")
     if not (folder / CONFIG).is_file():
-        raise UserError(f"{folder}: no {CONFIG}: not a folder of transformers")
+        within = ": modules.json names a folder within: open and save it with sentence-transformers"
+        said = within if (folder / MODULES).is_file() else ": not a folder of transformers"
+        raise UserError(f"{folder}: no {CONFIG}{said}")
     shape = parse_shape(read_table(folder / CONFIG), str(folder / CONFIG))
     size = sum(path.stat().st_size for ending in (".safetensors", ".bin") for path in folder.glob(f"*{ending}"))
     if 0 < size < count_encoder_parameters(shape) - SMALL:  # even at one byte each

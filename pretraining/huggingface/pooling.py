@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,9 @@ MODULES, POOLING, NORMALIZE = "modules.json", "1_Pooling", "2_Normalize"
 CONFIG, LENGTH = "config.json", "sentence_bert_config.json"
 VECTOR_FILES = (MODULES, POOLING, NORMALIZE, LENGTH)
 PoolingName = Literal["mean", "cls", "last"]
-THEIRS: dict[PoolingName, tuple[str, str]] = {
-    "mean": ("mean", "pooling_mode_mean_tokens"),
-    "cls": ("cls", "pooling_mode_cls_token"),
-    "last": ("lasttoken", "pooling_mode_lasttoken"),
-}
-"""Names of poolings in sentence-transformers: in its newer files, and the key that is true in older ones."""
+OLDER = "pooling_mode_"
+THEIRS: dict[str, PoolingName] = {"mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last"}
+"""Poolings by the ends of their keys in sentence-transformers; its newer files name them without _tokens."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class Pooling:
         write_json(folder / MODULES, modules)
         if length is not None:
             write_json(folder / LENGTH, {"max_seq_length": length, "do_lower_case": False})
-        flags = {key: name == self.how for name, (_, key) in THEIRS.items()}
+        flags = {OLDER + key: name == self.how for key, name in THEIRS.items()}
         write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": hidden, **flags})
 
 
@@ -67,16 +64,10 @@ def read_pooling(folder: Path) -> Pooling | None:
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
         raise UserError(f"{folder / MODULES}: makes vectors by {', '.join(kinds)}; known are Pooling and Normalize")
     path = folder / str(modules[1].get("path", POOLING)) / CONFIG
-    return Pooling(_find_name(read_table(path), path), len(kinds) == 3)
-
-
-def _find_name(config: dict[str, Any], path: Path) -> PoolingName:
-    """Finds the one pooling that a config of sentence-transformers names."""
-    newer = config.get("pooling_mode")
-    modes = [newer] if isinstance(newer, str) else newer
-    if modes is None:
-        modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    known = {name: ours for ours, names in THEIRS.items() for name in names}
-    if len(modes) != 1 or modes[0] not in known:
-        raise UserError(f"{path}: makes vectors by {', '.join(modes) or 'nothing'}; known are {', '.join(THEIRS)}")
-    return known[modes[0]]
+    config = read_table(path)
+    older = [key.removeprefix(OLDER) for key, value in config.items() if key.startswith(OLDER) and value is True]
+    newer = config.get("pooling_mode") or older
+    modes, known = [newer] if isinstance(newer, str) else newer, {key.partition("_")[0]: THEIRS[key] for key in THEIRS}
+    if len(modes) != 1 or modes[0] not in THEIRS | known:
+        raise UserError(f"{path}: makes vectors by {', '.join(modes) or 'nothing'}; known are {', '.join(known)}")
+    return Pooling((THEIRS | known)[modes[0]], len(kinds) == 3)

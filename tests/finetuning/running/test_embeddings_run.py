@@ -4,6 +4,7 @@ which sentence-transformers opens with the same vectors, and which go on with th
 import json
 import os
 import random
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -20,14 +21,16 @@ from support.training import assert_ended, assert_well
 
 from finetuning.model import contrastive
 from finetuning.prediction import load
+from finetuning.run_task import RunTask
 from finetuning.running.base import Base
+from finetuning.running.outputs import list_layout_overrides
 from finetuning.settings import EmbeddingSettings, FineTuning
 from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.pooling import Pooling, PoolingName, read_pooling
 from pretraining.processes import stopping
 from pretraining.processes.ending import Code
 
-TASK = 'name = "toy"\nkind = "embeddings"\ntrain = "train.tsv"\ndev = "dev.tsv"\nnegatives = ["other"]\n'
+TASK = 'name = "toy"\nkind = "embeddings"\ntrain = "train.tsv"\ndev = "dev.tsv"\nsecond = ["passage", "other"]\n'
 TEXTS = ["a", "the plot, and a film", "good " * 30, "fine 7"]
 RUN = Path("toy") / "lr0.003-seed1"
 
@@ -91,13 +94,6 @@ def test_a_signal_in_the_first_pass_ends_the_step(pairs: Toy) -> None:
     assert run(pairs, "stopped", *more) == run(pairs, "straight", *more)
 
 
-def test_a_killed_run_goes_on(pairs: Toy) -> None:
-    more = ["--micro_batch", "3", "--checkpoints.every", "2"]
-    killed = launch(pairs.command("killed", *more), fault=partial(tuning.kill_at, 5))
-    assert [rank.code for rank in killed.wait()] == [-signal.SIGKILL]
-    assert run(pairs, "killed", *more) == run(pairs, "straight", *more)
-
-
 @pytest.mark.parametrize("how", ["mean", "cls", "last"])
 def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName, pairs: Toy) -> None:
     """It learns by the recipe of vectors, keeps its pooling and its length, and sentence-transformers, predict.py and
@@ -108,7 +104,9 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     begin = Toy(pairs.folder / "theirs", pairs.data, pairs.folder)
     settings = ["--epochs=8", "--batch=8", "--learning_rate=3e-3", "--precision.dtype=fp32", "--logging.every=3"]
     command = [pairs.data / "toy.toml", "--model", begin.model, "--out", pairs.folder / "out", *settings]
-    assert_well(fine_tune([*map(str, command)]))
+    [done] = fine_tune([*map(str, command)])
+    assert_well([done])
+    assert "TEXTS --vectors vectors.npy --nearest QUERIES" in done.output
     logged = [line["loss"] for line in metrics(begin.folder / "out" / RUN / "metrics.jsonl") if line["kind"] == "step"]
     assert logged[-1] < 0.8 * logged[0]
     model = begin.folder / "out" / "toy" / "model"
@@ -121,6 +119,36 @@ def test_a_folder_of_sentence_transformers_goes_in_and_goes_on(how: PoolingName,
     again = Toy(model, begin.data, begin.folder)
     run(again, "again", "--evaluate")
     assert results(begin.folder / "again")["score"] == pytest.approx(score, abs=1e-6)
+
+
+def test_modules_that_are_not_known_are_refused(toy: Toy, tmp_path: Path) -> None:
+    folder, modules = shutil.copytree(toy.model, tmp_path / "theirs"), tmp_path / "theirs" / "modules.json"
+    Pooling().write(folder, 32)
+    modules.write_text(modules.read_text().replace("models.Pooling", "models.Dense"))
+    base = Base(StoredModel.open(str(folder)))
+    assert "makes vectors by Transformer, Dense" in refusal(list_layout_overrides, base, True, [])
+    (folder / "config.json").unlink()
+    assert "modules.json names a folder within" in refusal(StoredModel.open, str(folder))
+
+
+def test_tasks_of_vectors_and_others_are_not_mixed(pairs: Toy, toy: Toy) -> None:
+    flags = RunTask(tasks=(pairs.data / "toy.toml", toy.data / "toy.toml"))
+    assert "give them in another command" in refusal(flags.suite)
+
+
+def test_texts_are_as_long_as_the_model_reads(toy: Toy, tmp_path: Path) -> None:
+    """Vectors that were compared by their products are said to be compared in another way."""
+    folder = shutil.copytree(toy.model, tmp_path / "theirs")
+    base = Base(StoredModel.open(str(folder)))
+    most = base.model.trained
+    assert list_layout_overrides(base, True, []) == [f"--length={most}"]
+    (folder / "config_sentence_transformers.json").write_text('{"similarity_fn_name": "dot"}')
+    for limit in (100_000, 20):
+        Pooling().write(folder, 32, limit)
+        base = Base(base.model)
+        assert list_layout_overrides(base, True, []) == [f"--length={min(most, limit)}"]
+    assert list_layout_overrides(base, True, ["--length", "9"]) == []
+    assert "by dot product" in next(base.list_doubts(FineTuning(length=20), vectors=True))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -21,20 +21,21 @@ PAIRS = "question\tpassage\tother\nwho\tann\tthe sea\nwhere\tin rome\tann\nwho\t
 SCORES = "question\tpassage\tlabel\na\tb\t-3\nc\td\t1e9\na\te\t0.5\n"
 
 
-def open_task(folder: Path, toml: str = TASK, table: str = PAIRS) -> Any:
+def open_task(folder: Path, toml: str = TASK, table: str = PAIRS, widths: tuple[int, ...] = ()) -> Any:
     (folder / "task.toml").write_text(toml)
     (folder / "train.tsv").write_text(table)
-    return open_own(folder / "task.toml", Setup(CUTTER, FineTuning(length=8)))
+    settings = FineTuning(length=8, embeddings=EmbeddingSettings(widths=widths))
+    return open_own(folder / "task.toml", Setup(CUTTER, settings))
 
 
 def test_each_text_of_an_item_is_a_sequence(tmp_path: Path) -> None:
-    task = open_task(tmp_path, TASK + 'negatives = ["other"]\n')
+    task = open_task(tmp_path, TASK + 'second = ["passage", "other"]\n')
     encoded = encode(task.train, 1, 0)
     assert (len(encoded), encoded.choices, task.metric) == (2, 3, "mrr@10")
     assert laid_out(task.train, 1) == ["[CLS] where [SEP]", "[CLS] in rome [SEP]", "[CLS] ann [SEP]"]
     assert encoded.labels.values.tolist() == [3, 4, 1, 0, 1, 2]  # ann is one text, in whichever column
     assert [row.tolist() for row in task.train.measure_whole(np.array([2]))] == [5, 5, 8]
-    assert "3 of 3 training rows have a text that occurs again" in task.notes[-1]
+    assert "3 of 3 training rows have a text that occurs again" in task.notes[-2]
     named = PAIRS.replace("question", "q").replace("passage", "p")
     task = open_task(tmp_path, TASK + 'text = "q"\nsecond = "p"\nmetric = "ndcg@10"\n', named)
     assert (task.fields, task.metric, encode(task.train).choices) == (("q", "p"), "ndcg@10", 2)
@@ -49,6 +50,23 @@ def test_any_finite_numbers_are_scores(tmp_path: Path) -> None:
     for name, correlate in zip(SCORED, (stats.spearmanr, stats.pearsonr), strict=True):
         assert found[name] == pytest.approx(correlate(cosines, [-3, 1e9, 0.5])[0], abs=1e-6)
     assert task.estimate_certainty("dev", rows(vectors.reshape(6, 4))).spreads.keys() == {*SCORED}
+
+
+@pytest.mark.parametrize(("more", "table"), [("", PAIRS), ('label = "label"\n', SCORES)])
+def test_each_width_is_scored_alone(more: str, table: str, tmp_path: Path) -> None:
+    task = open_task(tmp_path, TASK + more, table, widths=(2, 1))
+    values = np.random.default_rng(2).normal(size=(6, 4)).astype(np.float32)
+    found, name = task.score("dev", rows(values)), task.metric
+    assert found.keys() == {*task.metrics, f"{name}_2", f"{name}_1"}
+    cut = [task.score("dev", rows(values[:, :width]))[name] for width in (2, 1)]
+    assert [found[f"{name}_2"], found[f"{name}_1"]] == cut != [found[name]] * 2
+
+
+def test_rows_with_one_passage_are_held_out_together(tmp_path: Path) -> None:
+    table = "question\tpassage\n" + "".join(f"q{number}\tp{number % 5}\n" for number in range(20))
+    task = open_task(tmp_path, TASK.replace('dev = "train.tsv"', "held_out = 0.3"), table)
+    assert not {*task.train.texts[1]} & {*task.dev["dev"].texts[1]}
+    assert "passages of dev that occur in train, which flatters the scores: 5" in open_task(tmp_path, table=table).notes
 
 
 def test_figures_are_those_of_trec_eval(tmp_path: Path) -> None:
@@ -88,17 +106,15 @@ def test_a_model_that_gives_all_texts_one_vector_is_degenerate(tmp_path: Path) -
 FAULTS = {
     "an empty text": (TASK, PAIRS.replace("ann\t", "  \t"), "train.tsv:2: passage is empty"),
     "a text alone": (TASK, PAIRS + "how\n", "train.tsv:5: "),
-    "no column": (TASK + 'negatives = ["no"]\n', PAIRS, "no column 'no'"),
+    "no column": (TASK + 'second = "no"\n', PAIRS, "no column 'no'"),
     "no number": (TASK + 'label = "label"\n', SCORES.replace("1e9", "nan"), "train.tsv:3: the score 'nan' is not"),
     "an infinite score": (TASK + 'label = "label"\n', SCORES.replace("1e9", "inf"), "the score 'inf' is not a number"),
     "equal scores": (TASK + 'label = "label"\n', SCORES.replace("-3", "1e9").replace("0.5", "1e9"), "all scores are"),
     "another figure": (TASK + 'metric = "spearman"\n', PAIRS, "here there is mrr@10, ndcg@10, recall@100"),
-    "negatives of scores": (TASK + 'label = "label"\nnegatives = ["x"]\n', SCORES, "leave out negatives, or label"),
-    "negatives of classes": (
-        TASK.replace("embeddings", "classes") + 'negatives = ["x"]\n',
-        PAIRS,
-        "negatives: are for",
-    ),
+    "negatives of scores": (TASK + 'label = "label"\nsecond = ["passage", "x"]\n', SCORES, "second: only kind"),
+    "a column twice": (TASK + 'text = "passage"\n', PAIRS, "second: of passage, passage each should be another"),
+    "one passage": (TASK, PAIRS.replace("in rome", "ann").replace("bob", "ann"), "train: no passage is wrong"),
+    "one question": (TASK, PAIRS.replace("where", "who"), "train: no passage is wrong for a question"),
 }
 
 

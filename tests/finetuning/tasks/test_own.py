@@ -141,7 +141,7 @@ def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
 
 CONTRADICTIONS = [
     ('kind = "tags"\nsecond = "b"\nmetric = "f1"', ["second: ", "metric: "]),
-    ('kind = "classes"\ntext = "a"\nsecond = "a"', ['second = "a": is the column of text too']),
+    ('kind = "classes"\ntext = "a"\nsecond = "a"', ["second: of a, a each should be another column"]),
     ('kind = "labels"', ["labels: is missing"]),
     ('kind = "labels"\nlabel = "a"\nlabels = ["a", "a"]', ["label: ", "labels: a name stands there twice"]),
     ('kind = "score"\nlabels = ["a", "b"]', ['labels: kind = "score" has none']),

@@ -15,8 +15,9 @@ from torch import Tensor
 
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
 from pretraining.architectures.weights import TaskHead
-from pretraining.huggingface import verify
+from pretraining.huggingface import folders, verify
 from pretraining.huggingface.folders import read_encoder, read_fine_tuned, read_folder, read_task, write_fine_tuned
+from pretraining.huggingface.pooling import Pooling
 from pretraining.huggingface.weights import AUTO_CLASSES, name_class
 
 VOCABULARY = WordPiece(PIECES, cased=False)
@@ -77,6 +78,13 @@ def test_folders_of_transformers(settings: dict[str, Any], wanted: TaskHead, tmp
     shape, head, weights = read_fine_tuned(tmp_path)
     assert (shape, head) == (OURS, wanted)
     check(tmp_path, head, weights)
+
+
+def test_a_bare_encoder_makes_vectors_only_where_something_says_how(tmp_path: Path) -> None:
+    their_model(transformers.BertModel).save_pretrained(tmp_path)
+    assert folders.read_head(tmp_path) is None
+    Pooling().write(tmp_path, OURS.hidden)
+    assert folders.read_head(tmp_path) == TaskHead("embeddings")
 
 
 def test_labels_are_in_the_order_of_their_ids_and_without_names_they_are_counted(tmp_path: Path) -> None:
