@@ -38,14 +38,16 @@ from typing import Any, BinaryIO, Literal
 from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
 from data_prep.common.flags import read_flags
-from data_prep.common.outputs import making
+from data_prep.common.launchers import World
+from data_prep.common.outputs import making, refuse_inputs
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
-from finetuning.prediction import Answer, FineTuned, Row, TextFields, Texts, find_fine_tuned, load
-from finetuning.vectors import ROWS, OneText, VectorFile, cut_stretches
+from finetuning.prediction import Answer, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
+from finetuning.vectors import ROWS, VectorFile, cut_stretches
 from pretraining.checkpoint.record import list_finished
+from pretraining.processes.group import choose_device
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
@@ -86,23 +88,48 @@ def predict(wanted: Predict) -> None:
 
 def predict_vectors(wanted: Predict, folder: Path) -> None:
     """Writes the vectors of a file, and answers queries by them."""
-    others = wanted.tsv or wanted.with_input or wanted.flush or (wanted.out and not wanted.nearest)
-    if others or wanted.vectors is None or len(wanted.files) != 1 or STANDARD_INPUT in (*wanted.files, wanted.nearest):
-        raise UserError("--vectors OUT takes one file of texts, and --nearest one of queries; --out takes answers")
-    made = VectorFile(folder, wanted, partial(read_texts, wanted))
-    made.write()
+    check_vectors(wanted)
+    assert wanted.vectors is not None
+    (path,), model = wanted.files, TextEmbedder(folder, wanted.dtype, choose_device("auto", World()))
+    read, kind = partial(read_texts, model, wanted), choose_format(path, wanted.format)
+    made = VectorFile(model, path, kind, wanted.vectors, read)
+    sources = [folder, path, *([wanted.nearest] if wanted.nearest else [])]
+    refuse_inputs([wanted.vectors, made.record], sources, "--vectors")
+    made.write(wanted.replace)
     if wanted.nearest is not None:
-        sources = [folder, *wanted.files, wanted.nearest, wanted.vectors]
-        with open_out(wanted, sources) as out:
+        with open_out(wanted, [*sources, wanted.vectors]) as out:
             for answer in made.find_nearest(wanted.nearest):
                 out.write(format_json(answer))
 
 
-def read_texts(wanted: Predict, path: Path) -> Iterator[str]:
+def check_vectors(wanted: Predict) -> None:
+    """Raises UserError for flags that do not belong together where vectors are written or searched."""
+    ending = wanted.vectors and wanted.vectors.suffix
+    faults = {
+        "--nearest needs --vectors": wanted.vectors is None,
+        f"--vectors {wanted.vectors}: should end in .npy or .parquet": ending not in (None, ".npy", ".parquet"),
+        "--nearest searches a .npy": wanted.nearest and ending == ".parquet",
+        "--nearest reads a file, not standard input": wanted.nearest == STANDARD_INPUT,
+        "--vectors reads a file, not standard input": STANDARD_INPUT in wanted.files,
+        "--vectors reads one file": len(wanted.files) > 1,
+        "--out takes the answers to --nearest": wanted.out and not wanted.nearest,
+    }
+    others = {"--tsv": wanted.tsv, "--with-input": wanted.with_input, "--flush": wanted.flush}
+    faults |= {f"{flag} does not apply to --vectors": given for flag, given in others.items()}
+    if found := [fault for fault, holds in faults.items() if holds]:
+        raise UserError("\n".join(found))
+
+
+def read_texts(model: Predictor, wanted: Predict, path: Path) -> Iterator[str]:
     """Yields the texts of a file of texts alone."""
     with path.open("rb") as stream:
-        for _, texts in RowReader(OneText(), stream, path, wanted.format).read():
-            yield texts[0]
+        for _, (text,) in RowReader(model, stream, path, wanted.format).read():
+            yield text
+
+
+def choose_format(path: Path, given: Literal["auto"] | Format, usual: Format = "lines") -> Format:
+    """Chooses the format of a file: the given one, or that of its ending, or the usual one."""
+    return FORMATS.get(path.suffix.lower(), usual) if given == "auto" else given
 
 
 @contextmanager
@@ -116,7 +143,7 @@ def open_out(wanted: Predict, sources: Sequence[Path]) -> Iterator[BinaryIO]:
         yield out
 
 
-def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
+def answer_file(model: Predictor, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
     """Yields the answers to the rows of a file in batches, or each at once where a program waits for it."""
     with ExitStack() as stack:
         stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
@@ -128,7 +155,7 @@ def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[
             yield answer_rows(model, stretch, wanted.with_input)
 
 
-def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
+def answer_rows(model: Predictor, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
     """Answers rows, each perhaps beside its input."""
     answers = model.answer([texts for _, texts in rows])
     pairs = zip(rows, answers, strict=True)
@@ -138,11 +165,11 @@ def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_inpu
 class RowReader:
     """The rows of a file; faults are UserErrors with file and line."""
 
-    def __init__(self, model: TextFields, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
+    def __init__(self, model: Predictor, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
         self._model, self._stream, self._path = model, stream, path
         self._name = "standard input" if path == STANDARD_INPUT else str(path)
         usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"
-        self._kind: Format = FORMATS.get(path.suffix.lower(), usual) if kind == "auto" else kind
+        self._kind = choose_format(path, kind, usual)
         self._may_be_pairs = kind == "auto" and self._kind == "lines" and not model.task
 
     def read(self) -> Iterator[tuple[Asked, Texts]]:

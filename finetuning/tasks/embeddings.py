@@ -20,7 +20,7 @@ from finetuning.tasks.scores import Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
 from finetuning.tasks.task import PieceLengths, Seen
 from pretraining.architectures.weights import TaskHead
-from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, measure
+from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, compute_metrics
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -156,5 +156,5 @@ def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
     ranking = Ranking(len(asked), BEST, np.arange(len(corpus)))
     for first in range(0, len(corpus), BLOCK):
         ranking.add_block(vectors[questions, 0], corpus[first : first + BLOCK], first)
-    found = measure(grades, ranking.rows)
+    found = compute_metrics(grades, ranking.rows)
     return {name: found[name.replace("@", "_")] for name in RANKED}

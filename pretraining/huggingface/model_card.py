@@ -36,7 +36,7 @@ USES: dict[Kind, tuple[str, str]] = {
     "choice": ("multiple-choice", "which of several texts goes on best"),
     "spans": ("question-answering", "where in a text the answer to a question is"),
     "tags": ("token-classification", "a tag for every word"),
-    "embeddings": (SIMILARITY, "by vectors that are near to each other which texts belong together"),
+    "embeddings": (SIMILARITY, "vectors that are close for texts that belong together"),
 }
 """The use of each kind of head on the hub, and its output."""
 HELD_OUT = ", held out"

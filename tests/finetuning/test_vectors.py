@@ -1,6 +1,8 @@
 """Files of vectors: the bytes of one uninterrupted run after any kill, and exact answers to queries."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,13 +16,20 @@ from support.transformers_models import PIECES, change_weights
 
 from data_prep.common.arrays import Array
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
-from finetuning import predict, vectors
+from finetuning import predict, prediction, vectors
 from finetuning.flags import Predict
 from pretraining.checkpoint.models import StoredModel
 from pretraining.scoring.embedding import Embedder
 
 TEXTS = [f"word{number % 42} {'abc ' * (number % 7)}word{number * 5 % 42}" for number in range(50)] + ["", "a\tb"]
 QUERIES = ["word3 abc", "word17", "b"]
+HOLD = """
+import pathlib, sys
+from data_prep.common.locks import locked
+with locked(pathlib.Path(sys.argv[1]), "", ""):
+    print(1, flush=True)
+    input()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,9 @@ def compute(model: Path, texts: Sequence[str]) -> Array:
     return Embedder.open(StoredModel.open(str(model)), torch.device("cpu")).compute(texts)
 
 
-def test_the_vectors_of_a_file_are_those_of_its_texts(model: Path, texts: Path, tmp_path: Path) -> None:
+def test_the_vectors_of_a_file_are_those_of_its_texts(
+    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_main(predict.main, model, texts, "--vectors", tmp_path / "out.npy")
     run_main(predict.main, model, texts, "--vectors", tmp_path / "out.parquet")
     found, table = np.load(tmp_path / "out.npy"), pq.read_table(tmp_path / "out.parquet")
@@ -49,15 +60,22 @@ def test_the_vectors_of_a_file_are_those_of_its_texts(model: Path, texts: Path, 
     assert found.dtype == np.float32
     assert table["row"].to_pylist() == [*range(len(TEXTS))]
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), found)
+    dtypes = {"fp32": torch.float32, "auto": torch.bfloat16}
+    monkeypatch.setattr(prediction, "choose_dtype", lambda dtype, _: dtypes[dtype])
+    answers = prediction.TextEmbedder(model, "auto", torch.device("cpu"))(TEXTS)
+    np.testing.assert_allclose([answer["vector"] for answer in answers], found, atol=1e-5)
 
 
-@pytest.mark.parametrize("ending", [".npy", ".parquet"])
-@pytest.mark.parametrize("kills", [[0], [1], [3, 1], [6]])
+@pytest.mark.parametrize(("ending", "older"), [(".npy", False), (".npy", True), (".parquet", True)])
+@pytest.mark.parametrize("kills", [[0], [0, 1], [3, 1], [6]])
 def test_a_killed_run_goes_on_to_the_same_bytes(
-    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: list[int], ending: str
+    model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, kills: list[int], ending: str, older: bool
 ) -> None:
-    whole, out = tmp_path / f"whole{ending}", tmp_path / f"out{ending}"
+    """Until it ends, an older file stays; before its first vectors, the command of that file finds it whole."""
+    whole, out = texts.with_name(f"whole{ending}"), texts.with_name(f"out{ending}")
     run_main(predict.main, model, texts, "--vectors", whole)
+    first = [model, texts.with_name("queries.txt"), "--vectors", out]
+    kept = [run_main(predict.main, *first), out.read_bytes()] if older else []
     computed: list[str] = []
     plain = Embedder.compute
 
@@ -67,47 +85,82 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
         computed.extend(asked)
         return plain(self, asked)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Embedder, "compute", count)
-        allowed = 0
-        for kill in kills:
-            allowed += kill
-            with pytest.raises(KeyboardInterrupt):
-                predict.predict_vectors(Predict(model, (texts,), vectors=out), model)
-            assert not out.exists()
-            with (tmp_path / f".{out.name}.part").open("ab") as file:
+    monkeypatch.setattr(Embedder, "compute", count)
+    allowed = 0
+    for kill in kills:
+        allowed += kill
+        with pytest.raises(KeyboardInterrupt):
+            predict.predict_vectors(Predict(model, (texts,), vectors=out, replace=older), model)
+        if older and not allowed:
+            run_main(predict.main, *first)
+        assert [out.read_bytes()] == kept[1:] if older else not out.exists()
+        if allowed:
+            with out.with_name(f".{out.name}.part").open("ab") as file:
                 file.write(b"half a row that was not recorded")
-        allowed = 100
-        run_main(predict.main, model, texts, "--vectors", out)
+    allowed = 100
+    run_main(predict.main, model, texts, "--vectors", out, *["--replace"] * older)
     assert out.read_bytes() == whole.read_bytes()
     assert computed == TEXTS
-    assert not (tmp_path / f".{out.name}.part").exists()
+    assert not out.with_name(f".{out.name}.part").exists()
 
 
-def test_another_model_or_other_texts_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:
+def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "out.npy", write_bert(tmp_path / "other", WordPiece(PIECES, cased=False))
     change_weights(other, lambda weights: [each.mul_(1.5) for each in weights.values()])
     run_main(predict.main, model, texts, "--vectors", out)
     assert "another model" in run_main(predict.main, other, texts, "--vectors", out, code=2)
     kept = out.read_bytes()
-    texts.write_text("word1\n")
+    texts.write_text('{"text": "word1"}\n')
     assert "another text" in run_main(predict.main, model, texts, "--vectors", out, code=2)
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / ".out.npy.lock"], stdin=-1, stdout=-1) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline()
+        said = run_main(predict.main, model, texts, "--vectors", out, "--replace", code=2)
+        assert f"process {holder.pid}" in said
+        holder.communicate()
     assert out.read_bytes() == kept
     run_main(predict.main, model, texts, "--vectors", out, "--replace")
     assert np.load(out).shape == (1, 32)
+    rows = texts.rename(tmp_path / "texts.jsonl")
+    assert "another text" in run_main(predict.main, model, rows, "--vectors", out, code=2)
     (tmp_path / "out.npy.json").unlink()
-    assert "no record" in run_main(predict.main, model, texts, "--vectors", out, code=2)
+    assert "no record" in run_main(predict.main, model, rows, "--vectors", out, code=2)
+
+
+def test_files_that_are_read_stay(model: Path, texts: Path, tmp_path: Path) -> None:
+    same = texts.rename(tmp_path / "texts.npy")
+    said = run_main(predict.main, model, same, "--vectors", same, "--replace", code=2)
+    assert "name another --vectors" in said
+    assert same.read_text().splitlines() == TEXTS
+    (tmp_path / "bad.jsonl").write_text("{}\n")
+    run_main(predict.main, model, tmp_path / "bad.jsonl", "--vectors", tmp_path / "bad.npy", code=2)
+    assert not [*tmp_path.glob(".*.part")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.txt", "--nearest", "a.txt"], "--nearest needs --vectors"),
+        (["a.txt", "--vectors", "o.npy", "--tsv"], "--tsv does not apply"),
+        (["--vectors", "o.npy"], "--vectors reads a file, not standard input"),
+        (["a.txt", "--vectors", "o.npy", "--nearest", "-"], "--nearest reads a file, not standard input"),
+        (["a.txt", "a.txt", "--vectors", "o.npy"], "reads one file"),
+        (["a.txt", "--vectors", "o.npy", "--out", "found"], "--out takes the answers to --nearest"),
+        (["a.txt", "--vectors", "o.parquet", "--nearest", "a.txt"], "searches a .npy"),
+        (["a.txt", "--vectors", "o"], "should end in"),
+    ],
+)
+def test_flags_that_do_not_belong_together(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("word1\n")
+    assert said in run_main(predict.main, model, *words, code=2)
+    assert [*Path().iterdir()] == [Path("a.txt")]
 
 
 def test_the_nearest_texts_are_those_of_all_products(model: Path, texts: Path, tmp_path: Path) -> None:
-    flags = [
-        "--vectors",
-        tmp_path / "out.npy",
-        "--nearest",
-        tmp_path / "queries.txt",
-        "--out",
-        tmp_path / "found",
-    ]
+    flags = ["--vectors", tmp_path / "out.npy", "--nearest", tmp_path / "queries.txt", "--out", tmp_path / "found"]
     run_main(predict.main, model, texts, *flags)
     answers = [json.loads(line) for line in (tmp_path / "found").read_text().splitlines()]
     assert [answer["query"] for answer in answers] == QUERIES
@@ -134,4 +187,6 @@ def test_damaged_vectors_are_refused(model: Path, texts: Path, tmp_path: Path) -
     np.save(out, content[:, :16])
     assert "(52, 16)" in run_main(predict.main, *words, code=2)
     out.write_bytes(out.read_bytes()[:500])
-    assert "cannot be read" in run_main(predict.main, *words, code=2)
+    assert "delete it" in run_main(predict.main, *words, code=2)
+    out.unlink()
+    run_main(predict.main, *words)
