@@ -152,18 +152,18 @@ class Retrieval:
     ) -> Ranking:
         """Finds the best passages of every query by the cosine of vectors, or by their product.
 
-        Each of several ranks reads some of the blocks, so the rankings must be added; `place` is a rank and the number
-        of them. `before` is called before each block, equally often on all ranks.
+        Each of several ranks takes a part of each block, so the rankings must be added; `place` is a rank and their
+        number. `before` is called before each block.
         """
         before()
         queries, found = normalize_vectors(compute(self.queries), by_dot, "query", self.names), self.start_ranking()
-        for number, (first, texts) in enumerate(self.read_blocks()):
-            if number % place[1] == 0:
-                before()
-            if number % place[1] == place[0]:
-                rows = range(first + 1, first + len(texts) + 1)
-                passages = normalize_vectors(compute(texts), by_dot, f"{self.corpus}: passage", rows)
-                found.add_block(queries, passages, first)
+        for first, texts in self.read_blocks():
+            before()
+            begin, end = (len(texts) * rank // place[1] for rank in (place[0], place[0] + 1))
+            if begin < end:
+                rows = range(first + begin + 1, first + end + 1)
+                passages = normalize_vectors(compute(texts[begin:end]), by_dot, f"{self.corpus}: passage", rows)
+                found.add_block(queries, passages, first + begin)
         return found
 
     def start_ranking(self) -> Ranking:

@@ -43,18 +43,15 @@ def write_pairs(path: Path) -> Path:
 
 
 def write_retrieval(folder: Path) -> Path:
-    """Queries and passages of letters, with letters of their own for each of nine subjects, some of them graded: enough
-    for two blocks, and some of them longer than a model reads."""
+    """Queries and passages of letters, some of them graded."""
     draw = np.random.default_rng(1)
     (folder / "qrels").mkdir(parents=True)
-    shares = draw.dirichlet(np.full(5, 0.5), 9)
-    for name, count in (("queries", 9), ("corpus", 5004)):
-        lengths = [90 if number < 100 else 6 for number in range(count)]
-        texts = [" ".join(draw.choice([*"abcde"], length, p=shares[n % 9])) for n, length in enumerate(lengths)]
+    for name, count in (("queries", 9), ("corpus", 130)):
+        texts = [" ".join("".join(draw.choice([*"abcde"], 2)) for _ in range(90)) for _ in range(count)]
         rows = [json.dumps({"_id": str(number), "text": text}) + "\n" for number, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(rows))
-    graded = [(subject, 9 * row + subject) for subject in range(9) for row in draw.permutation(556)[:99]]
-    grades = [f"{subject}\t{row}\t{draw.integers(1, 3)}\n" for subject, row in graded]
+    graded = [(number, row) for number in range(9) for row in draw.permutation(130)[:15]]
+    grades = [f"{number}\t{row}\t{draw.integers(1, 3)}\n" for number, row in graded]
     (folder / "qrels" / "test.tsv").write_text("".join(["query\tpassage\tgrade\n", *grades]))
     return folder
 
