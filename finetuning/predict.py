@@ -31,7 +31,7 @@ prepare_process(small_steps=True)
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
@@ -51,8 +51,6 @@ from pretraining.processes.group import choose_device
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
-ENTITIES = "entities"
-"""The key without a column, since its values are nested; the tags say the same."""
 Asked = Mapping[str, Any]
 """The columns of a row, by name."""
 
@@ -91,8 +89,8 @@ def predict_vectors(wanted: Predict, folder: Path) -> None:
     check_vectors(wanted)
     assert wanted.vectors is not None
     (path,), model = wanted.files, TextEmbedder(folder, wanted.dtype, choose_device("auto", World()))
-    read, kind = partial(read_texts, model, wanted), choose_format(path, wanted.format)
-    made = VectorFile(model, path, kind, wanted.vectors, read)
+    kind = RowReader(model, path, wanted.format).kind
+    made = VectorFile(model, path, kind, wanted.vectors, partial(read_texts, model, wanted))
     sources = [folder, path, *([wanted.nearest] if wanted.nearest else [])]
     refuse_inputs([wanted.vectors, made.record], sources, "--vectors")
     made.write(wanted.replace)
@@ -104,32 +102,25 @@ def predict_vectors(wanted: Predict, folder: Path) -> None:
 
 def check_vectors(wanted: Predict) -> None:
     """Raises UserError for flags that do not belong together where vectors are written or searched."""
+    others = {"--tsv": wanted.tsv, "--with-input": wanted.with_input, "--flush": wanted.flush}
     ending = wanted.vectors and wanted.vectors.suffix
     faults = {
         "--nearest needs --vectors": wanted.vectors is None,
-        f"--vectors {wanted.vectors}: should end in .npy or .parquet": ending not in (None, ".npy", ".parquet"),
+        "--vectors should end in .npy or .parquet": ending not in (None, ".npy", ".parquet"),
         "--nearest searches a .npy": wanted.nearest and ending == ".parquet",
         "--nearest reads a file, not standard input": wanted.nearest == STANDARD_INPUT,
         "--vectors reads a file, not standard input": STANDARD_INPUT in wanted.files,
         "--vectors reads one file": len(wanted.files) > 1,
         "--out takes the answers to --nearest": wanted.out and not wanted.nearest,
+        **{f"{flag} does not apply to --vectors": given for flag, given in others.items()},
     }
-    others = {"--tsv": wanted.tsv, "--with-input": wanted.with_input, "--flush": wanted.flush}
-    faults |= {f"{flag} does not apply to --vectors": given for flag, given in others.items()}
     if found := [fault for fault, holds in faults.items() if holds]:
         raise UserError("\n".join(found))
 
 
 def read_texts(model: Predictor, wanted: Predict, path: Path) -> Iterator[str]:
-    """Yields the texts of a file of texts alone."""
-    with path.open("rb") as stream:
-        for _, (text,) in RowReader(model, stream, path, wanted.format).read():
-            yield text
-
-
-def choose_format(path: Path, given: Literal["auto"] | Format, usual: Format = "lines") -> Format:
-    """Chooses the format of a file: the given one, or that of its ending, or the usual one."""
-    return FORMATS.get(path.suffix.lower(), usual) if given == "auto" else given
+    """Reads the texts of a file of texts alone."""
+    return (text for _, (text,) in RowReader(model, path, wanted.format).read())
 
 
 @contextmanager
@@ -145,39 +136,31 @@ def open_out(wanted: Predict, sources: Sequence[Path]) -> Iterator[BinaryIO]:
 
 def answer_file(model: Predictor, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
     """Yields the answers to the rows of a file in batches, or each at once where a program waits for it."""
-    with ExitStack() as stack:
-        stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
-        at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
-        if path == STANDARD_INPUT and sys.stdin.isatty():
-            print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-        rows = RowReader(model, stream, path, wanted.format).read()
-        for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if at_once else ROWS):
-            yield answer_rows(model, stretch, wanted.with_input)
-
-
-def answer_rows(model: Predictor, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
-    """Answers rows, each perhaps beside its input."""
-    answers = model.answer([texts for _, texts in rows])
-    pairs = zip(rows, answers, strict=True)
-    return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
+    is_typed = path == STANDARD_INPUT and sys.stdin.isatty()
+    if is_typed:
+        print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
+    rows = RowReader(model, path, wanted.format).read()
+    for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if wanted.flush or is_typed else ROWS):
+        answers = model.answer([texts for _, texts in stretch])
+        pairs = zip(stretch, answers, strict=True)
+        yield [{"input": asked, **answer} for (asked, _), answer in pairs] if wanted.with_input else answers
 
 
 class RowReader:
     """The rows of a file; faults are UserErrors with file and line."""
 
-    def __init__(self, model: Predictor, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
-        self._model, self._stream, self._path = model, stream, path
+    def __init__(self, model: Predictor, path: Path, kind: Literal["auto"] | Format) -> None:
+        self._model, self._path = model, path
         self._name = "standard input" if path == STANDARD_INPUT else str(path)
         usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"
-        self._kind = choose_format(path, kind, usual)
-        self._may_be_pairs = kind == "auto" and self._kind == "lines" and not model.task
+        self.kind: Format = FORMATS.get(path.suffix.lower(), usual) if kind == "auto" else kind
+        self._may_be_pairs = kind == "auto" and self.kind == "lines" and not model.task
 
     def read(self) -> Iterator[tuple[Asked, Texts]]:
         """Yields the columns of every row with its texts, which are empty for an empty line."""
         fields: tuple[str, ...] = ()
         columns: tuple[str, ...] = ()
-        placed = {"parquet": self._read_parquet, "csv": self._read_csv}.get(self._kind, self._read_lines)
-        for where, row in placed():
+        for where, row in self._read_parquet() if self.kind == "parquet" else self._read_stream():
             with told_at(where):
                 if row is None:
                     row = dict.fromkeys(columns or fields or self._model.name_fields(), "")
@@ -196,20 +179,25 @@ class RowReader:
             for number, row in enumerate(rows, 1):
                 yield f"{self._path}: row {number}", row
 
-    def _read_csv(self) -> Iterator[tuple[str, Row]]:
+    def _read_stream(self) -> Iterator[tuple[str, Row | None]]:
+        with nullcontext(sys.stdin.buffer) if self._path == STANDARD_INPUT else self._path.open("rb") as stream:
+            lines = decode_lines(stream, self._name)
+            yield from self._read_csv(lines) if self.kind == "csv" else self._read_lines(lines)
+
+    def _read_csv(self, lines: Iterable[str]) -> Iterator[tuple[str, Row]]:
         """Yields rows of CSV, whose first line names the columns."""
         header: list[str] = []
-        for number, values in parse_csv((f"{line}\n" for line in decode_lines(self._stream, self._name)), self._name):
+        for number, values in parse_csv((f"{line}\n" for line in lines), self._name):
             where = f"{self._name}:{number}"
             if header:
                 yield where, name_values(header, values, where)
             header = header or self._check_header(values, where)
 
-    def _read_lines(self) -> Iterator[tuple[str, Row | None]]:
+    def _read_lines(self, lines: Iterable[str]) -> Iterator[tuple[str, Row | None]]:
         """Yields one row a line: a text, columns separated by tabs, or a JSON object; None for an empty line."""
         header: list[str] = []
-        for number, line in enumerate(decode_lines(self._stream, self._name), 1):
-            where, kind, values = f"{self._name}:{number}", self._kind, line.split("\t")
+        for number, line in enumerate(lines, 1):
+            where, kind, values = f"{self._name}:{number}", self.kind, line.split("\t")
             names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*self._model.name_fields()})
             if number == 1 and names_columns:
                 header = self._check_header(values, where)
@@ -238,7 +226,7 @@ class RowReader:
         if missing:
             raise UserError(
                 f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
-                + " (rows of texts alone: --format tabs)" * (self._kind == "tsv")
+                + " (rows of texts alone: --format tabs)" * (self.kind == "tsv")
             )
         return header
 
@@ -270,7 +258,7 @@ def flatten_answer(answer: Answer) -> dict[str, str]:
     """Flattens an answer into columns: lists as words, and a column for each class, prefixed if its name is taken."""
     found: dict[str, str] = {}
     for name, value in answer.items():
-        if name == ENTITIES:
+        if name == "entities":  # nested; the tags say the same
             continue
         if isinstance(value, dict):
             taken = {*answer, *found}
@@ -283,9 +271,7 @@ def flatten_answer(answer: Answer) -> dict[str, str]:
 
 def format_value(value: Any) -> str:
     """Formats a value of a column: a list as words, nothing for None."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return "" if value is None else str(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
 if __name__ == "__main__":

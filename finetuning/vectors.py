@@ -157,10 +157,7 @@ def make_header(rows: int, width: int) -> bytes:
 
 
 def write_parquet(path: Path, vectors: Array) -> None:
-    """Writes vectors as Parquet, with the columns row and vector."""
-    schema = pa.schema({"row": pa.int64(), "vector": pa.list_(pa.float32(), vectors.shape[1])})
-    with replacing(path) as file, pq.ParquetWriter(file, schema) as writer:
-        for first in range(0, len(vectors), BLOCK):
-            block = np.asarray(vectors[first : first + BLOCK])
-            column = pa.FixedSizeListArray.from_arrays(block.ravel(), type=schema.field(1).type)
-            writer.write_table(pa.table([np.arange(first, first + len(block)), column], schema))
+    """Writes vectors as Parquet, with the columns row and vector; a mapped file is not loaded whole."""
+    column = pa.FixedSizeListArray.from_arrays(vectors.ravel(), vectors.shape[1])
+    with replacing(path) as file:
+        pq.write_table(pa.table({"row": np.arange(len(vectors)), "vector": column}), file, row_group_size=BLOCK)
