@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -108,9 +108,13 @@ class Retrieval:
     @classmethod
     def read(cls, folder: Path) -> Retrieval:
         """Reads and checks a folder; raises UserError for what is wrong with it."""
-        corpus, qrels = _find_file(folder, CORPUS), _find_file(folder, QRELS)
+        asked, corpus, qrels = (_find_file(folder, name) for name in (QUERIES, CORPUS, QRELS))
         judged = _read_grades(qrels)
-        texts = _read_queries(_find_file(folder, QUERIES), judged)
+        texts = dict[str, str]()
+        for name, text in _read_texts(asked):
+            if name in texts or (name in judged and not text):
+                raise UserError(f"{asked}: the query {name!r} {'is there twice' if text else 'has no text'}")
+            texts |= {name: text} if name in judged else {}
         names, empty = list[str](), 0
         for name, text in _read_texts(corpus):
             names.append(name)
@@ -126,11 +130,8 @@ class Retrieval:
         lacking = ((QUERIES, judged.keys() - texts.keys()), (CORPUS, wanted - rows.keys()))
         if unknown := next((f"{min(ids)!r} is in no line of {file}" for file, ids in lacking if ids), None):
             raise UserError(f"{qrels}: {unknown}")
-        positive = {
-            query: found
-            for query, passages in judged.items()
-            if (found := {rows[name]: grade for name, grade in passages.items() if grade > 0})
-        }
+        grades = {query: {rows[name]: grade for name, grade in of.items() if grade > 0} for query, of in judged.items()}
+        positive = {query: found for query, found in grades.items() if found}
         if not positive:
             raise UserError(f"{qrels}: no query has a passage with a grade above 0")
         places = np.empty(len(names), np.int32)
@@ -215,17 +216,6 @@ def _read_texts(path: Path) -> Iterator[tuple[str, str]]:
         if not isinstance(name, str | int) or not isinstance(text, str) or not isinstance(title, str):
             raise UserError(f'{path}:{line}: should have "_id" and "text", and perhaps "title"')
         yield str(name), f"{title} {text}".strip()
-
-
-def _read_queries(path: Path, wanted: Container[str]) -> dict[str, str]:
-    """Reads the texts of queries by their ids."""
-    found: dict[str, str] = {}
-    for name, text in _read_texts(path):
-        if name in found or not text:
-            fault = f"two queries have the id {name!r}" if name in found else f"the query {name!r} has no text"
-            raise UserError(f"{path}: {fault}")
-        found |= {name: text} if name in wanted else {}
-    return found
 
 
 def _read_grades(path: Path) -> dict[str, dict[str, int]]:

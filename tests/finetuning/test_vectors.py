@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from support.base_models import write_bert
-from support.commands import run_main
+from support.commands import run_main, start
 from support.transformers_models import PIECES, change_weights
 
 from data_prep.common.arrays import Array
@@ -23,13 +23,7 @@ from pretraining.scoring.embedding import Embedder
 
 TEXTS = [f"word{number % 42} {'abc ' * (number % 7)}word{number * 5 % 42}" for number in range(50)] + ["", "a\tb"]
 QUERIES = ["word3 abc", "word17", "b"]
-HOLD = """
-import pathlib, sys
-from data_prep.common.locks import locked
-with locked(pathlib.Path(sys.argv[1]), "", ""):
-    print(1, flush=True)
-    input()
-"""
+HOLD = "import fcntl, sys; it = open(sys.argv[1], 'a'); fcntl.lockf(it, fcntl.LOCK_EX); print(flush=True); input()"
 
 
 @pytest.fixture(scope="module")
@@ -112,12 +106,10 @@ def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp
     kept = out.read_bytes()
     texts.write_text('{"text": "word1"}\n')
     assert "another text" in run_main(predict.main, model, texts, "--vectors", out, code=2)
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path / ".out.npy.lock"], stdin=-1, stdout=-1) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline()
-        said = run_main(predict.main, model, texts, "--vectors", out, "--replace", code=2)
-        assert f"process {holder.pid}" in said
-        holder.communicate()
+    holder = start([sys.executable, "-c", HOLD, tmp_path / ".out.npy.lock"], stdin=subprocess.PIPE)
+    assert holder.stdout.readline()
+    assert "writes it" in run_main(predict.main, model, texts, "--vectors", out, "--replace", code=2)
+    holder.communicate()
     assert out.read_bytes() == kept
     run_main(predict.main, model, texts, "--vectors", out, "--replace")
     assert np.load(out).shape == (1, 32)
@@ -129,34 +121,19 @@ def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp
 
 def test_files_that_are_read_stay(model: Path, texts: Path, tmp_path: Path) -> None:
     same = texts.rename(tmp_path / "texts.npy")
-    said = run_main(predict.main, model, same, "--vectors", same, "--replace", code=2)
-    assert "name another --vectors" in said
+    assert "another --vectors" in run_main(predict.main, model, same, "--vectors", same, "--replace", code=2)
     assert same.read_text().splitlines() == TEXTS
     (tmp_path / "bad.jsonl").write_text("{}\n")
     run_main(predict.main, model, tmp_path / "bad.jsonl", "--vectors", tmp_path / "bad.npy", code=2)
     assert not [*tmp_path.glob(".*.part")]
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["a.txt", "--nearest", "a.txt"], "--nearest needs --vectors"),
-        (["a.txt", "--vectors", "o.npy", "--tsv"], "--tsv does not apply"),
-        (["--vectors", "o.npy"], "--vectors reads a file, not standard input"),
-        (["a.txt", "--vectors", "o.npy", "--nearest", "-"], "--nearest reads a file, not standard input"),
-        (["a.txt", "a.txt", "--vectors", "o.npy"], "reads one file"),
-        (["a.txt", "--vectors", "o.npy", "--out", "found"], "--out takes the answers to --nearest"),
-        (["a.txt", "--vectors", "o.parquet", "--nearest", "a.txt"], "searches a .npy"),
-        (["a.txt", "--vectors", "o"], "should end in"),
-    ],
-)
-def test_flags_that_do_not_belong_together(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("a.txt").write_text("word1\n")
-    assert said in run_main(predict.main, model, *words, code=2)
-    assert [*Path().iterdir()] == [Path("a.txt")]
+def test_flags_that_do_not_belong_together_are_told(model: Path, texts: Path) -> None:
+    out, found = ["--vectors", texts.with_suffix(".npy")], ["--nearest", texts]
+    assert "--nearest needs --vectors" in run_main(predict.main, model, texts, *found, code=2)
+    assert "--tsv does not apply to --vectors" in run_main(predict.main, model, texts, *out, "--tsv", code=2)
+    assert "a file, not standard input" in run_main(predict.main, model, *out, code=2)
+    assert "searches a .npy" in run_main(predict.main, model, texts, "--vectors", "o.parquet", *found, code=2)
 
 
 def test_the_nearest_texts_are_those_of_all_products(model: Path, texts: Path, tmp_path: Path) -> None:
