@@ -38,7 +38,6 @@ from typing import Any, BinaryIO, Literal
 from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
 from data_prep.common.flags import read_flags
-from data_prep.common.launchers import World
 from data_prep.common.outputs import making, refuse_inputs
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
@@ -47,7 +46,6 @@ from finetuning.flags import STANDARD_INPUT, Format, Predict
 from finetuning.prediction import Answer, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
 from finetuning.vectors import ROWS, VectorFile, cut_stretches
 from pretraining.checkpoint.record import list_finished
-from pretraining.processes.group import choose_device
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
@@ -88,7 +86,7 @@ def predict_vectors(wanted: Predict, folder: Path) -> None:
     """Writes the vectors of a file, and answers queries by them."""
     check_vectors(wanted)
     assert wanted.vectors is not None
-    (path,), model = wanted.files, TextEmbedder(folder, wanted.dtype, choose_device("auto", World()))
+    (path,), model = wanted.files, TextEmbedder(folder, wanted.dtype)
     kind = RowReader(model, path, wanted.format).kind
     made = VectorFile(model, path, kind, wanted.vectors, partial(read_texts, model, wanted))
     sources = [folder, path, *([wanted.nearest] if wanted.nearest else [])]
@@ -180,40 +178,31 @@ class RowReader:
                 yield f"{self._path}: row {number}", row
 
     def _read_stream(self) -> Iterator[tuple[str, Row | None]]:
+        """Yields a row of CSV, or one a line: a text, columns or a JSON object; None for an empty line."""
+        header, fields, kind = list[str](), {*self._model.name_fields()}, self.kind
         with nullcontext(sys.stdin.buffer) if self._path == STANDARD_INPUT else self._path.open("rb") as stream:
             lines = decode_lines(stream, self._name)
-            yield from self._read_csv(lines) if self.kind == "csv" else self._read_lines(lines)
-
-    def _read_csv(self, lines: Iterable[str]) -> Iterator[tuple[str, Row]]:
-        """Yields rows of CSV, whose first line names the columns."""
-        header: list[str] = []
-        for number, values in parse_csv((f"{line}\n" for line in lines), self._name):
-            where = f"{self._name}:{number}"
-            if header:
-                yield where, name_values(header, values, where)
-            header = header or self._check_header(values, where)
-
-    def _read_lines(self, lines: Iterable[str]) -> Iterator[tuple[str, Row | None]]:
-        """Yields one row a line: a text, columns separated by tabs, or a JSON object; None for an empty line."""
-        header: list[str] = []
-        for number, line in enumerate(lines, 1):
-            where, kind, values = f"{self._name}:{number}", self.kind, line.split("\t")
-            names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*self._model.name_fields()})
-            if number == 1 and names_columns:
-                header = self._check_header(values, where)
-            elif not line:
-                yield where, dict.fromkeys(header, "") if header else None
-            elif kind == "jsonl":
-                with told_at(where):
-                    row = parse_object(line)
-                yield where, row
-            elif self._may_be_pairs and len(values) > 1:
-                fault = "a line with a tab, and the model does not say whether that is one text or several"
-                raise UserError(f"{where}: {fault}; give --format lines or --format tabs")
-            elif kind == "lines" or (len(values) == 1 and not header):
-                yield where, line
-            else:
-                yield where, name_values(header, values, where) if header else values
+            cells = enumerate((line.split("\t") for line in lines), 1)
+            for number, values in parse_csv((f"{line}\n" for line in lines), self._name) if kind == "csv" else cells:
+                where, line = f"{self._name}:{number}", "\t".join(values)
+                begins = number == 1 and (kind == "tsv" or (kind == "tabs" and {*values} >= fields))
+                if begins or (kind == "csv" and not header):
+                    header = self._check_header(values, where)
+                elif not line and kind != "csv":
+                    yield where, dict.fromkeys(header, "") if header else None
+                elif kind == "jsonl":
+                    with told_at(where):
+                        row = parse_object(line)
+                    yield where, row
+                elif self._may_be_pairs and len(values) > 1:
+                    fault = "a line with a tab, and the model does not say whether that is one text or several"
+                    raise UserError(f"{where}: {fault}; give --format lines or --format tabs")
+                elif kind == "lines" or (len(values) == 1 and not header):
+                    yield where, line
+                elif header and len(values) != len(header):
+                    raise UserError(f"{where}: columns: {len(values)}; the first line names {len(header)}")
+                else:
+                    yield where, dict(zip(header, values, strict=True)) if header else values
 
     def _check_header(self, header: list[str], where: str) -> list[str]:
         """Returns the column names of a first line; UserError if a field is not among them, so that a row is not
@@ -229,13 +218,6 @@ class RowReader:
                 + " (rows of texts alone: --format tabs)" * (self.kind == "tsv")
             )
         return header
-
-
-def name_values(header: list[str], values: list[str], where: str) -> Row:
-    """Maps the values of a row to their columns."""
-    if len(values) != len(header):
-        raise UserError(f"{where}: columns: {len(values)}; the first line names {len(header)}")
-    return dict(zip(header, values, strict=True))
 
 
 def format_json(answer: Answer) -> bytes:

@@ -79,9 +79,9 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
     `graphs` answer short texts at once.
     """
     folder = find_fine_tuned(Path(folder))
-    where = choose_device(device, World())
     if (folder / CONFIG).exists() and read_head(folder) == TaskHead("embeddings"):
-        return TextEmbedder(folder, dtype, where)
+        return TextEmbedder(folder, dtype, device)
+    where = choose_device(device, World())
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     computes = choose_numbers(dtype, where, model.shape)
@@ -137,8 +137,9 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
     question = min(Spans().question, usual // 2 - 1)
     spans = {name: task[name] for name in ("stride", "question", "answer") if name in task}
     try:
-        layout = {"length": task.get("length", usual), "spans": {"question": question, **spans}}
-        return FineTuning.model_validate(layout)
+        return FineTuning.model_validate(
+            {"length": task.get("length", usual), "spans": {"question": question, **spans}}
+        )
     except ValidationError as error:
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
@@ -187,8 +188,8 @@ class Predictor(ABC):
 class TextEmbedder(Predictor):
     """Answers a text by its vector, computed in fp32 unless other numbers are asked for."""
 
-    def __init__(self, folder: Path, dtype: Numbers, where: torch.device) -> None:
-        self.task = {"fields": ("text",)}
+    def __init__(self, folder: Path, dtype: Numbers, device: Device = "auto") -> None:
+        self.task, where = {"fields": ("text",)}, choose_device(device, World())
         self._model, self._dtype = StoredModel.open(str(folder)), "fp32" if dtype == "auto" else dtype
         computes = choose_numbers(self._dtype, where, self._model.shape)
         self.embedder = Embedder.open(self._model, where, computes, dtype == "int8")
@@ -274,9 +275,8 @@ class _Sentences(FineTuned):
         if self.head.kind == "labels":
             held = [list(itertools.compress(names, row)) for row in said]
             return [{"labels": labels, "probabilities": row} for labels, row in zip(held, named, strict=True)]
-        best = [names[number] for number in said]
-        pairs = zip(best, named, strict=True)
-        return [{"label": name, "probability": row[name], "probabilities": row} for name, row in pairs]
+        best = zip((names[number] for number in said), named, strict=True)
+        return [{"label": name, "probability": row[name], "probabilities": row} for name, row in best]
 
 
 class _Choice(FineTuned):

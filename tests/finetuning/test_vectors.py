@@ -56,7 +56,7 @@ def test_the_vectors_of_a_file_are_those_of_its_texts(
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), found)
     dtypes = {"fp32": torch.float32, "auto": torch.bfloat16}
     monkeypatch.setattr(prediction, "choose_dtype", lambda dtype, _: dtypes[dtype])
-    answers = prediction.TextEmbedder(model, "auto", torch.device("cpu"))(TEXTS)
+    answers = prediction.TextEmbedder(model, "auto", "cpu")(TEXTS)
     np.testing.assert_allclose([answer["vector"] for answer in answers], found, atol=1e-5)
 
 
@@ -106,8 +106,8 @@ def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp
     kept = out.read_bytes()
     texts.write_text('{"text": "word1"}\n')
     assert "another text" in run_main(predict.main, model, texts, "--vectors", out, code=2)
-    holder = start([sys.executable, "-c", HOLD, tmp_path / ".out.npy.lock"], stdin=subprocess.PIPE)
-    assert holder.stdout.readline()
+    holder = start([sys.executable, "-c", HOLD, str(tmp_path / ".out.npy.lock")], stdin=subprocess.PIPE)
+    assert next(holder.stdout or iter(""))
     assert "writes it" in run_main(predict.main, model, texts, "--vectors", out, "--replace", code=2)
     holder.communicate()
     assert out.read_bytes() == kept
