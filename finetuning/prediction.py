@@ -137,9 +137,8 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
     question = min(Spans().question, usual // 2 - 1)
     spans = {name: task[name] for name in ("stride", "question", "answer") if name in task}
     try:
-        return FineTuning.model_validate(
-            {"length": task.get("length", usual), "spans": {"question": question, **spans}}
-        )
+        layout = {"length": task.get("length", usual), "spans": {"question": question, **spans}}
+        return FineTuning.model_validate(layout)
     except ValidationError as error:
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 

@@ -1,9 +1,11 @@
 """Files of vectors: the bytes of one uninterrupted run after any kill, and exact answers to queries."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -44,18 +46,16 @@ def compute(model: Path, texts: Sequence[str]) -> Array:
     return Embedder.open(StoredModel.open(str(model)), torch.device("cpu")).compute(texts)
 
 
-def test_the_vectors_of_a_file_are_those_of_its_texts(
-    model: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_main(predict.main, model, texts, "--vectors", tmp_path / "out.npy")
-    run_main(predict.main, model, texts, "--vectors", tmp_path / "out.parquet")
-    found, table = np.load(tmp_path / "out.npy"), pq.read_table(tmp_path / "out.parquet")
+def test_vectors_of_a_file_are_those_of_its_texts(model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, columns = texts.with_suffix(".npy"), texts.with_suffix(".parquet")
+    for out in (whole, columns):
+        run_main(predict.main, model, texts, "--vectors", out)
+    found, table = np.load(whole), pq.read_table(columns)
     np.testing.assert_allclose(found, compute(model, TEXTS), atol=1e-5)
     assert found.dtype == np.float32
     assert table["row"].to_pylist() == [*range(len(TEXTS))]
     np.testing.assert_array_equal(np.array(table["vector"].to_pylist(), np.float32), found)
-    dtypes = {"fp32": torch.float32, "auto": torch.bfloat16}
-    monkeypatch.setattr(prediction, "choose_dtype", lambda dtype, _: dtypes[dtype])
+    monkeypatch.setattr(prediction, "choose_dtype", lambda dtype, _: {"fp32": torch.float32}.get(dtype, torch.bfloat16))
     answers = prediction.TextEmbedder(model, "auto", "cpu")(TEXTS)
     np.testing.assert_allclose([answer["vector"] for answer in answers], found, atol=1e-5)
 
@@ -66,7 +66,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, kills: list[int], ending: str, older: bool
 ) -> None:
     """Until it ends, an older file stays; before its first vectors, the command of that file finds it whole."""
-    whole, out = texts.with_name(f"whole{ending}"), texts.with_name(f"out{ending}")
+    names = (f"whole{ending}", f"out{ending}", f".out{ending}.part")
+    whole, out, unfinished = map(texts.with_name, names)
     run_main(predict.main, model, texts, "--vectors", whole)
     first = [model, texts.with_name("queries.txt"), "--vectors", out]
     kept = [run_main(predict.main, *first), out.read_bytes()] if older else []
@@ -89,29 +90,29 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
             run_main(predict.main, *first)
         assert [out.read_bytes()] == kept[1:] if older else not out.exists()
         if allowed:
-            with out.with_name(f".{out.name}.part").open("ab") as file:
-                file.write(b"half a row that was not recorded")
+            os.truncate(unfinished, unfinished.stat().st_size + 9)  # a part of a row that was not recorded
     allowed = 100
     run_main(predict.main, model, texts, "--vectors", out, *["--replace"] * older)
     assert out.read_bytes() == whole.read_bytes()
     assert computed == TEXTS
-    assert not out.with_name(f".{out.name}.part").exists()
+    assert not unfinished.exists()
 
 
 def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:
     out, other = tmp_path / "out.npy", write_bert(tmp_path / "other", WordPiece(PIECES, cased=False))
     change_weights(other, lambda weights: [each.mul_(1.5) for each in weights.values()])
-    run_main(predict.main, model, texts, "--vectors", out)
-    assert "another model" in run_main(predict.main, other, texts, "--vectors", out, code=2)
+    ask = partial(run_main, predict.main, model, texts, "--vectors", out)
+    ask()
     kept = out.read_bytes()
+    assert "another model" in run_main(predict.main, other, texts, "--vectors", out, code=2)
     texts.write_text('{"text": "word1"}\n')
-    assert "another text" in run_main(predict.main, model, texts, "--vectors", out, code=2)
+    assert "another text" in ask(code=2)
     holder = start([sys.executable, "-c", HOLD, str(tmp_path / ".out.npy.lock")], stdin=subprocess.PIPE)
     assert next(holder.stdout or iter(""))
-    assert "writes it" in run_main(predict.main, model, texts, "--vectors", out, "--replace", code=2)
+    assert "writes it" in ask("--replace", code=2)
     holder.communicate()
     assert out.read_bytes() == kept
-    run_main(predict.main, model, texts, "--vectors", out, "--replace")
+    ask("--replace")
     assert np.load(out).shape == (1, 32)
     rows = texts.rename(tmp_path / "texts.jsonl")
     assert "another text" in run_main(predict.main, model, rows, "--vectors", out, code=2)
@@ -145,12 +146,9 @@ def test_the_nearest_texts_are_those_of_all_products(model: Path, texts: Path, t
     found /= np.linalg.norm(found, axis=1, keepdims=True)
     own, others = found[: len(QUERIES)], found[len(QUERIES) :]
     for answer, scores in zip(answers, own @ others.T, strict=True):
-        best = np.sort(scores)[::-1][:10]
-        nearest = answer["nearest"]
-        np.testing.assert_allclose([each["score"] for each in nearest], best, atol=1e-5)
-        np.testing.assert_allclose([scores[each["row"]] for each in nearest], best, atol=1e-5)
-        assert [each["text"] for each in nearest] == [TEXTS[each["row"]] for each in nearest]
-        assert [each["rank"] for each in nearest] == [*range(1, 11)]
+        ranks, rows, said, found = zip(*(each.values() for each in answer["nearest"]), strict=True)
+        np.testing.assert_allclose([said, scores[[*rows]]], [np.sort(scores)[::-1][:10]] * 2, atol=1e-5)
+        assert (ranks, found) == (tuple(range(1, 11)), tuple(TEXTS[row] for row in rows))
 
 
 def test_damaged_vectors_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:

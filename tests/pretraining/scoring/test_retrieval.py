@@ -49,34 +49,38 @@ def write_folder(folder: Path, queries: Mapping[str, str], corpus: Mapping[str, 
 
 
 @pytest.mark.parametrize("pooling", [None, Pooling("mean", True), Pooling("cls"), Pooling("last", True)])
-def test_vectors_equal_those_of_sentence_transformers(model: Path, tmp_path: Path, pooling: Pooling | None) -> None:
-    from sentence_transformers import SentenceTransformer
-
+def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, pooling: Pooling | None) -> None:
     folder = write_bert(tmp_path / "model", WordPiece(PIECES, cased=False))
     if pooling is not None:
         pooling.write(folder, 32)
-    assert_same_vectors(folder, SentenceTransformer(str(folder), device="cpu"))
+    assert_same_vectors(str(folder))
 
 
 @pytest.mark.skipif(MINILM is None, reason="CLOZE_MINILM names no folder of all-MiniLM-L6-v2")
 def test_vectors_of_minilm_equal_those_of_sentence_transformers() -> None:
+    assert_same_vectors(str(MINILM))
+
+
+def assert_same_vectors(folder: str) -> None:
     from sentence_transformers import SentenceTransformer
 
-    assert_same_vectors(Path(str(MINILM)), SentenceTransformer(MINILM, device="cpu"))
+    theirs = SentenceTransformer(folder, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(compute_vectors(folder, TEXTS), theirs, atol=1e-5, rtol=1e-5)
 
 
-def assert_same_vectors(folder: Path, theirs: Any) -> None:
-    found = Embedder.open(StoredModel.open(str(folder)), CPU).compute(TEXTS)
-    np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5, rtol=1e-5)
+def compute_vectors(folder: str, texts: Sequence[str]) -> Array:
+    return Embedder.open(StoredModel.open(folder), CPU).compute(texts)
 
 
-def test_a_shorter_limit_of_the_folder_cuts_texts(model: Path, tmp_path: Path) -> None:
+def test_files_of_sentence_transformers_cut_texts_and_their_prompts_are_told(tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "model", WordPiece(PIECES, cased=False))
     Pooling().write(folder, 32)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
-    one, other = Embedder.open(StoredModel.open(str(folder)), CPU).compute(["abc word1", "a b c word1"])
-    assert not np.allclose(one, other)
-    np.testing.assert_array_equal(*Embedder.open(StoredModel.open(str(folder)), CPU).compute(["a b c", "a b c word1"]))
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "find: ", "document": ""}}')
+    with pytest.warns(UserWarning, match="prompts are not put before texts: query$"):
+        short, other, long = compute_vectors(str(folder), ["a b c", "abc word1", "a b c word1"])
+    assert not np.allclose(other, long)
+    np.testing.assert_array_equal(short, long)
 
 
 @st.composite
@@ -198,10 +202,6 @@ def test_what_is_left_out_is_told(model: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="passages without text: 1"):
         assert "±" not in run_main(evaluate.main, model, "--retrieval", folder)
     assert "--length needs --data" in run_main(evaluate.main, model, "--retrieval", folder, "--length", 5, code=2)
-    other = write_bert(tmp_path / "model", WordPiece(PIECES, cased=False))
-    (other / "config_sentence_transformers.json").write_text('{"prompts": {"query": "find: ", "document": ""}}')
-    with pytest.warns(UserWarning, match="prompts are not put before texts: query$"):
-        Embedder.open(StoredModel.open(str(other)), CPU)
 
 
 def test_titles_compressed_files_and_other_queries(tmp_path: Path) -> None:
