@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -96,6 +97,18 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
     assert out.read_bytes() == whole.read_bytes()
     assert computed == TEXTS
     assert not unfinished.exists()
+
+
+def test_rows_that_no_record_names_are_written_again(model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, few = texts.with_suffix(".npy"), texts.with_name("queries.txt")
+    run_main(predict.main, model, few, "--vectors", out)
+    whole = out.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "write_json", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            predict.predict_vectors(Predict(model, (texts,), vectors=out, replace=True), model)
+    run_main(predict.main, model, few, "--vectors", out)
+    assert out.read_bytes() == whole
 
 
 def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:
