@@ -53,10 +53,10 @@ class VectorFile:
 
     def write(self, replace: bool) -> None:
         """Writes the vectors, from where an earlier call was stopped; nothing if all are there."""
+        if self._count_done(replace) is None:
+            return
         with locked(self._lock, f"--vectors {self.out}", "{owner} writes it"), writable(self.out):
-            done = self._count_done(replace)
-            if done is None:
-                return
+            done = self._count_done(replace) or 0
             if done:
                 print(f"{self.out}: goes on after {done:,} texts", file=sys.stderr)
             rows = self._append(done)

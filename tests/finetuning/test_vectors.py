@@ -159,9 +159,9 @@ def test_the_nearest_texts_are_those_of_all_products(model: Path, texts: Path, t
     found /= np.linalg.norm(found, axis=1, keepdims=True)
     own, others = found[: len(QUERIES)], found[len(QUERIES) :]
     for answer, scores in zip(answers, own @ others.T, strict=True):
-        ranks, rows, said, found = zip(*(each.values() for each in answer["nearest"]), strict=True)
+        ranks, rows, said, nearest = zip(*(each.values() for each in answer["nearest"]), strict=True)
         np.testing.assert_allclose([said, scores[[*rows]]], [np.sort(scores)[::-1][:10]] * 2, atol=1e-5)
-        assert (ranks, found) == (tuple(range(1, 11)), tuple(TEXTS[row] for row in rows))
+        assert (ranks, nearest) == (tuple(range(1, 11)), tuple(TEXTS[row] for row in rows))
 
 
 def test_damaged_vectors_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:
