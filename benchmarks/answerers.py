@@ -23,7 +23,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Encoded, Ragged, Sequences
-from finetuning.prediction import load
+from finetuning.prediction import FineTuned, load
 from pretraining.devices import find_kind
 from pretraining.reporting.hardware import synchronize
 
@@ -76,6 +76,7 @@ def load_ours(folder: Path, *, numbers: Any, graphs: bool = True) -> Answerer:
     """Loads our model as predict.py does, or without CUDA graphs."""
     torch.set_num_threads(CORES)
     model = load(folder, numbers, graphs=graphs)
+    assert isinstance(model, FineTuned)
     return Answerer(lambda request: model.logits(CutSequences(request)).values)
 
 

@@ -220,7 +220,7 @@ class Predict:
     """Write the vector of every text to this file, .npy or .parquet, instead of answers; the same command goes on after
     a stop."""
     nearest: Path | None = None
-    """With --vectors, and the texts: a file of queries, each answered by the 10 texts with the nearest vectors."""
+    """File of queries. Prints the 10 nearest texts of each. Needs --vectors."""
     replace: Annotated[bool, Shown.SELDOM] = False
     """Replace a file that something else has made."""
     flush: Annotated[bool, Shown.SELDOM] = False

@@ -31,26 +31,24 @@ prepare_process(small_steps=True)
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
 from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
 from data_prep.common.flags import read_flags
-from data_prep.common.outputs import making
+from data_prep.common.outputs import making, refuse_inputs
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
-from finetuning.prediction import Answer, FineTuned, Row, TextFields, Texts, find_fine_tuned, load
-from finetuning.vectors import ROWS, OneText, VectorFile, cut_stretches
+from finetuning.prediction import Answer, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
+from finetuning.vectors import ROWS, VectorFile, cut_stretches
 from pretraining.checkpoint.record import list_finished
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
-ENTITIES = "entities"
-"""The key without a column, since its values are nested; the tags say the same."""
 Asked = Mapping[str, Any]
 """The columns of a row, by name."""
 
@@ -86,23 +84,41 @@ def predict(wanted: Predict) -> None:
 
 def predict_vectors(wanted: Predict, folder: Path) -> None:
     """Writes the vectors of a file, and answers queries by them."""
-    others = wanted.tsv or wanted.with_input or wanted.flush or (wanted.out and not wanted.nearest)
-    if others or wanted.vectors is None or len(wanted.files) != 1 or STANDARD_INPUT in (*wanted.files, wanted.nearest):
-        raise UserError("--vectors OUT takes one file of texts, and --nearest one of queries; --out takes answers")
-    made = VectorFile(folder, wanted, partial(read_texts, wanted))
-    made.write()
+    check_vectors(wanted)
+    assert wanted.vectors is not None
+    (path,), model = wanted.files, TextEmbedder(folder, wanted.dtype)
+    kind = RowReader(model, path, wanted.format).kind
+    made = VectorFile(model, path, kind, wanted.vectors, partial(read_texts, model, wanted))
+    sources = [folder, path, *([wanted.nearest] if wanted.nearest else [])]
+    refuse_inputs([wanted.vectors, made.record], sources, "--vectors")
+    made.write(wanted.replace)
     if wanted.nearest is not None:
-        sources = [folder, *wanted.files, wanted.nearest, wanted.vectors]
-        with open_out(wanted, sources) as out:
+        with open_out(wanted, [*sources, wanted.vectors]) as out:
             for answer in made.find_nearest(wanted.nearest):
                 out.write(format_json(answer))
 
 
-def read_texts(wanted: Predict, path: Path) -> Iterator[str]:
-    """Yields the texts of a file of texts alone."""
-    with path.open("rb") as stream:
-        for _, texts in RowReader(OneText(), stream, path, wanted.format).read():
-            yield texts[0]
+def check_vectors(wanted: Predict) -> None:
+    """Raises UserError for flags that do not belong together where vectors are written or searched."""
+    others = {"--tsv": wanted.tsv, "--with-input": wanted.with_input, "--flush": wanted.flush}
+    ending = wanted.vectors and wanted.vectors.suffix
+    faults = {
+        "--nearest needs --vectors": wanted.vectors is None,
+        "--vectors should end in .npy or .parquet": ending not in (None, ".npy", ".parquet"),
+        "--nearest searches a .npy": wanted.nearest and ending == ".parquet",
+        "--nearest reads a file, not standard input": wanted.nearest == STANDARD_INPUT,
+        "--vectors reads a file, not standard input": STANDARD_INPUT in wanted.files,
+        "--vectors reads one file": len(wanted.files) > 1,
+        "--out takes the answers to --nearest": wanted.out and not wanted.nearest,
+        **{f"{flag} does not apply to --vectors": given for flag, given in others.items()},
+    }
+    if found := [fault for fault, holds in faults.items() if holds]:
+        raise UserError("\n".join(found))
+
+
+def read_texts(model: Predictor, wanted: Predict, path: Path) -> Iterator[str]:
+    """Reads the texts of a file of texts alone."""
+    return (text for _, (text,) in RowReader(model, path, wanted.format).read())
 
 
 @contextmanager
@@ -116,41 +132,33 @@ def open_out(wanted: Predict, sources: Sequence[Path]) -> Iterator[BinaryIO]:
         yield out
 
 
-def answer_file(model: FineTuned, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
+def answer_file(model: Predictor, path: Path, wanted: Predict) -> Iterator[list[Answer]]:
     """Yields the answers to the rows of a file in batches, or each at once where a program waits for it."""
-    with ExitStack() as stack:
-        stream: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else stack.enter_context(path.open("rb"))
-        at_once = wanted.flush or (path == STANDARD_INPUT and sys.stdin.isatty())
-        if path == STANDARD_INPUT and sys.stdin.isatty():
-            print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
-        rows = RowReader(model, stream, path, wanted.format).read()
-        for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if at_once else ROWS):
-            yield answer_rows(model, stretch, wanted.with_input)
-
-
-def answer_rows(model: FineTuned, rows: Sequence[tuple[Asked, Texts]], with_input: bool) -> list[Answer]:
-    """Answers rows, each perhaps beside its input."""
-    answers = model.answer([texts for _, texts in rows])
-    pairs = zip(rows, answers, strict=True)
-    return [{"input": asked, **answer} for (asked, _), answer in pairs] if with_input else answers
+    is_typed = path == STANDARD_INPUT and sys.stdin.isatty()
+    if is_typed:
+        print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
+    rows = RowReader(model, path, wanted.format).read()
+    for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if wanted.flush or is_typed else ROWS):
+        answers = model.answer([texts for _, texts in stretch])
+        pairs = zip(stretch, answers, strict=True)
+        yield [{"input": asked, **answer} for (asked, _), answer in pairs] if wanted.with_input else answers
 
 
 class RowReader:
     """The rows of a file; faults are UserErrors with file and line."""
 
-    def __init__(self, model: TextFields, stream: BinaryIO, path: Path, kind: Literal["auto"] | Format) -> None:
-        self._model, self._stream, self._path = model, stream, path
+    def __init__(self, model: Predictor, path: Path, kind: Literal["auto"] | Format) -> None:
+        self._model, self._path = model, path
         self._name = "standard input" if path == STANDARD_INPUT else str(path)
         usual: Format = "tabs" if len(model.name_fields()) > 1 else "lines"
-        self._kind: Format = FORMATS.get(path.suffix.lower(), usual) if kind == "auto" else kind
-        self._may_be_pairs = kind == "auto" and self._kind == "lines" and not model.task
+        self.kind: Format = FORMATS.get(path.suffix.lower(), usual) if kind == "auto" else kind
+        self._may_be_pairs = kind == "auto" and self.kind == "lines" and not model.task
 
     def read(self) -> Iterator[tuple[Asked, Texts]]:
         """Yields the columns of every row with its texts, which are empty for an empty line."""
         fields: tuple[str, ...] = ()
         columns: tuple[str, ...] = ()
-        placed = {"parquet": self._read_parquet, "csv": self._read_csv}.get(self._kind, self._read_lines)
-        for where, row in placed():
+        for where, row in self._read_parquet() if self.kind == "parquet" else self._read_stream():
             with told_at(where):
                 if row is None:
                     row = dict.fromkeys(columns or fields or self._model.name_fields(), "")
@@ -169,36 +177,32 @@ class RowReader:
             for number, row in enumerate(rows, 1):
                 yield f"{self._path}: row {number}", row
 
-    def _read_csv(self) -> Iterator[tuple[str, Row]]:
-        """Yields rows of CSV, whose first line names the columns."""
-        header: list[str] = []
-        for number, values in parse_csv((f"{line}\n" for line in decode_lines(self._stream, self._name)), self._name):
-            where = f"{self._name}:{number}"
-            if header:
-                yield where, name_values(header, values, where)
-            header = header or self._check_header(values, where)
-
-    def _read_lines(self) -> Iterator[tuple[str, Row | None]]:
-        """Yields one row a line: a text, columns separated by tabs, or a JSON object; None for an empty line."""
-        header: list[str] = []
-        for number, line in enumerate(decode_lines(self._stream, self._name), 1):
-            where, kind, values = f"{self._name}:{number}", self._kind, line.split("\t")
-            names_columns = kind == "tsv" or (kind == "tabs" and {*values} >= {*self._model.name_fields()})
-            if number == 1 and names_columns:
-                header = self._check_header(values, where)
-            elif not line:
-                yield where, dict.fromkeys(header, "") if header else None
-            elif kind == "jsonl":
-                with told_at(where):
-                    row = parse_object(line)
-                yield where, row
-            elif self._may_be_pairs and len(values) > 1:
-                fault = "a line with a tab, and the model does not say whether that is one text or several"
-                raise UserError(f"{where}: {fault}; give --format lines or --format tabs")
-            elif kind == "lines" or (len(values) == 1 and not header):
-                yield where, line
-            else:
-                yield where, name_values(header, values, where) if header else values
+    def _read_stream(self) -> Iterator[tuple[str, Row | None]]:
+        """Yields a row of CSV, or one a line: a text, columns or a JSON object; None for an empty line."""
+        header, fields, kind = list[str](), {*self._model.name_fields()}, self.kind
+        with nullcontext(sys.stdin.buffer) if self._path == STANDARD_INPUT else self._path.open("rb") as stream:
+            lines = decode_lines(stream, self._name)
+            cells = enumerate((line.split("\t") for line in lines), 1)
+            for number, values in parse_csv((f"{line}\n" for line in lines), self._name) if kind == "csv" else cells:
+                where, line = f"{self._name}:{number}", "\t".join(values)
+                begins = number == 1 and (kind == "tsv" or (kind == "tabs" and {*values} >= fields))
+                if begins or (kind == "csv" and not header):
+                    header = self._check_header(values, where)
+                elif not line and kind != "csv":
+                    yield where, dict.fromkeys(header, "") if header else None
+                elif kind == "jsonl":
+                    with told_at(where):
+                        row = parse_object(line)
+                    yield where, row
+                elif self._may_be_pairs and len(values) > 1:
+                    fault = "a line with a tab, and the model does not say whether that is one text or several"
+                    raise UserError(f"{where}: {fault}; give --format lines or --format tabs")
+                elif kind == "lines" or (len(values) == 1 and not header):
+                    yield where, line
+                elif header and len(values) != len(header):
+                    raise UserError(f"{where}: columns: {len(values)}; the first line names {len(header)}")
+                else:
+                    yield where, dict(zip(header, values, strict=True)) if header else values
 
     def _check_header(self, header: list[str], where: str) -> list[str]:
         """Returns the column names of a first line; UserError if a field is not among them, so that a row is not
@@ -211,16 +215,9 @@ class RowReader:
         if missing:
             raise UserError(
                 f"{where}: no field {missing[0]!r}; there is: {', '.join(header)}; the first line names the columns"
-                + " (rows of texts alone: --format tabs)" * (self._kind == "tsv")
+                + " (rows of texts alone: --format tabs)" * (self.kind == "tsv")
             )
         return header
-
-
-def name_values(header: list[str], values: list[str], where: str) -> Row:
-    """Maps the values of a row to their columns."""
-    if len(values) != len(header):
-        raise UserError(f"{where}: columns: {len(values)}; the first line names {len(header)}")
-    return dict(zip(header, values, strict=True))
 
 
 def format_json(answer: Answer) -> bytes:
@@ -243,7 +240,7 @@ def flatten_answer(answer: Answer) -> dict[str, str]:
     """Flattens an answer into columns: lists as words, and a column for each class, prefixed if its name is taken."""
     found: dict[str, str] = {}
     for name, value in answer.items():
-        if name == ENTITIES:
+        if name == "entities":  # nested; the tags say the same
             continue
         if isinstance(value, dict):
             taken = {*answer, *found}
@@ -256,9 +253,7 @@ def flatten_answer(answer: Answer) -> dict[str, str]:
 
 def format_value(value: Any) -> str:
     """Formats a value of a column: a list as words, nothing for None."""
-    if isinstance(value, list):
-        return " ".join(map(str, value))
-    return "" if value is None else str(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel
 from finetuning.model.serving import ServedModel, check_int8
 from finetuning.results import MODEL
+from finetuning.running.base import compute_checksum
 from finetuning.running.folders import has_no_class, read_without_class
 from finetuning.running.outputs import iterate_logits, sort_outputs
 from finetuning.settings import FineTuning, Spans
@@ -63,7 +64,6 @@ Texts = list[str]
 """The texts of a row, in the order of the fields; the words of a sentence to tag."""
 Device = Literal["auto", "cpu", "cuda"]
 Answer = dict[str, Any]
-VECTORS = TaskHead("embeddings")
 FIGURES = 9
 """Significant digits of a number: enough to distinguish neighbouring fp32 values."""
 DIGITS = 6
@@ -72,16 +72,16 @@ ANSWER_LENGTH = 384
 """Default pieces of a question with a window of its text."""
 
 
-def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", graphs: bool = True) -> FineTuned:
+def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", graphs: bool = True) -> Predictor:
     """Loads a model that was fine-tuned here or by transformers, for predictions.
 
-    The default `dtype` suits the device; the default device is a GPU if there is one, where `graphs` answer short
-    texts at once.
+    The default `dtype` suits the device, and is fp32 for vectors; the default device is a GPU if there is one, where
+    `graphs` answer short texts at once.
     """
     folder = find_fine_tuned(Path(folder))
+    if (folder / CONFIG).exists() and read_head(folder) == TaskHead("embeddings"):
+        return TextEmbedder(folder, dtype, device)
     where = choose_device(device, World())
-    if (folder / CONFIG).exists() and read_head(folder) == VECTORS:
-        return _open_vectors(folder, dtype, where)
     model, head, vocabulary = read_without_class(folder) if has_no_class(folder) else _read(folder)
     task, length = read_task(folder), read_length(folder, model.shape)
     computes = choose_numbers(dtype, where, model.shape)
@@ -103,13 +103,6 @@ def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.d
         return choose_dtype(dtype, where)
     check_int8(where, shape)
     return choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
-
-
-def _open_vectors(folder: Path, dtype: Numbers, where: torch.device) -> FineTuned:
-    """Opens a model that makes vectors of texts."""
-    stored = StoredModel.open(str(folder))
-    embedder = Embedder.open(stored, where, choose_numbers(dtype, where, stored.shape), dtype == "int8")
-    return _Vectors(embedder, VECTORS, Cutter(stored.vocabulary), FineTuning(), read_task(folder), where)
 
 
 def find_fine_tuned(folder: Path) -> Path:
@@ -150,8 +143,8 @@ def _build_settings(folder: Path, task: Mapping[str, Any], head: TaskHead, longe
         raise UserError(f"{folder / TASK}: {error}; fine-tune it anew") from error
 
 
-class TextFields:
-    """The texts of rows, by their fields."""
+class Predictor(ABC):
+    """A model that answers rows of texts, which it finds by their fields."""
 
     usual: ClassVar[tuple[str, ...]] = ()
     """Default names of fields without task.json."""
@@ -177,19 +170,6 @@ class TextFields:
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
 
-
-@dataclass(eq=False)
-class FineTuned(TextFields, ABC):
-    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
-    logits."""
-
-    model: ServedModel | FeatureModel | Embedder
-    head: TaskHead
-    cutter: Cutter
-    settings: FineTuning
-    task: Mapping[str, Any]
-    device: torch.device
-
     def __call__(self, rows: Sequence[Row]) -> list[Answer]:
         """Answers every row, in order: names and probabilities, as predict.py writes them."""
         if isinstance(rows, str | Mapping):
@@ -199,15 +179,50 @@ class FineTuned(TextFields, ABC):
         fields = self.name_fields(rows[0])
         return self.answer([self.find_texts(row, fields) for row in rows])
 
+    @abstractmethod
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         """Answers rows whose texts were found."""
+
+
+class TextEmbedder(Predictor):
+    """Answers a text by its vector, computed in fp32 unless other numbers are asked for."""
+
+    def __init__(self, folder: Path, dtype: Numbers, device: Device = "auto") -> None:
+        self.task, where = {"fields": ("text",)}, choose_device(device, World())
+        self._model, self._dtype = StoredModel.open(str(folder)), "fp32" if dtype == "auto" else dtype
+        computes = choose_numbers(self._dtype, where, self._model.shape)
+        self.embedder = Embedder.open(self._model, where, computes, dtype == "int8")
+
+    def describe(self) -> str:
+        """Describes all that its vectors depend on, beside the texts."""
+        model, way = self._model, self.embedder.way
+        checksum = compute_checksum(model.vocabulary, model.shape, model.encoder)
+        return f"{checksum} {way.pooling.how} {way.pooling.normalizes} {way.length} {self._dtype}"
+
+    def answer(self, rows: Sequence[Texts]) -> list[Answer]:
+        vectors = self.embedder.compute([text for (text,) in rows]).tolist()
+        return [{"vector": [float(f"{value:.{FIGURES}g}") for value in vector]} for vector in vectors]
+
+
+@dataclass(eq=False)
+class FineTuned(Predictor):
+    """A fine-tuned model that answers about text. A subclass for each kind of task makes items of rows, and answers of
+    logits."""
+
+    model: ServedModel | FeatureModel
+    head: TaskHead
+    cutter: Cutter
+    settings: FineTuning
+    task: Mapping[str, Any]
+    device: torch.device
+
+    def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         items = self.make_items(rows)
         return self.make_answers(rows, items, self.logits(items))
 
     @torch.inference_mode()
     def logits(self, items: Items) -> Ragged:
         """Computes the logits of items, in batches of sequences of like lengths."""
-        assert not isinstance(self.model, Embedder), "its vectors need no batches of items"
         device = CPU if isinstance(self.model, ServedModel) else self.device  # it copies batches itself
         parts = list(iterate_logits(self.model.logits, self.head.kind, items, device))
         nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
@@ -259,27 +274,8 @@ class _Sentences(FineTuned):
         if self.head.kind == "labels":
             held = [list(itertools.compress(names, row)) for row in said]
             return [{"labels": labels, "probabilities": row} for labels, row in zip(held, named, strict=True)]
-        best = [names[number] for number in said]
-        pairs = zip(best, named, strict=True)
-        return [{"label": name, "probability": row[name], "probabilities": row} for name, row in pairs]
-
-
-class _Vectors(FineTuned):
-    """The vector of a text."""
-
-    usual = ("text",)
-
-    def make_items(self, rows: Sequence[Texts]) -> SentenceItems:
-        return SentenceItems(self.cutter, self.settings.length, tuple(zip(*rows, strict=True)), None)
-
-    def logits(self, items: Items) -> Ragged:
-        assert isinstance(self.model, Embedder)
-        assert isinstance(items, SentenceItems)
-        return Ragged(self.model.compute(items.texts[0]), np.arange(1, len(items) + 1))
-
-    def make_answers(self, rows: Sequence[Texts], items: Items, outputs: Ragged) -> list[Answer]:  # noqa: ARG002
-        spelled = ([float(f"{value:.{FIGURES}g}") for value in vector] for vector in outputs.values.tolist())
-        return [{"vector": vector} for vector in spelled]
+        best = zip((names[number] for number in said), named, strict=True)
+        return [{"label": name, "probability": row[name], "probabilities": row} for name, row in best]
 
 
 class _Choice(FineTuned):

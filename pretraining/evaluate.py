@@ -59,6 +59,7 @@ def evaluate(wanted: Evaluate) -> None:
     faults = ["--data, --retrieval, --fill or --continue: none is given"] if given == (None,) * len(given) else []
     numbers = {name: getattr(wanted, name) for name in ("length", "examples")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
+    faults += [f"--{name} needs --data" for name, value in numbers.items() if value is not None and wanted.data is None]
     if faults:
         raise UserError("\n".join(faults))
     print_answers(wanted, find_answers(wanted))

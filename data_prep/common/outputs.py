@@ -54,14 +54,14 @@ def making(places: Sequence[Path], command: str, sources: Sequence[Path], replac
                 record.parent.rmdir()
 
 
-def refuse_inputs(places: Sequence[Path], sources: Sequence[Path]) -> None:
+def refuse_inputs(places: Sequence[Path], sources: Sequence[Path], flag: str = "--out") -> None:
     """Raises UserError where something that is read would be written, however links call it."""
     for place in places:
         for source in sources:
             if any(_is_same(name, source) for name in (place, unfinished_name(place), replaced_name(place))):
-                raise UserError(f"--out {place}: is what is read, {source}; name another --out")
+                raise UserError(f"{flag} {place}: is what is read, {source}; name another {flag}")
             if place.is_file() and _is_same(place.parent, source):
-                raise UserError(f"--out {place}: belongs to what is read, {source}; name another --out")
+                raise UserError(f"{flag} {place}: belongs to what is read, {source}; name another {flag}")
 
 
 def _named(place: Path) -> Path:

@@ -19,7 +19,7 @@ from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import METRICS, Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
 from pretraining.architectures.weights import TaskHead
-from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, measure, prepare
+from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, compute_metrics, normalize_vectors
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -72,7 +72,7 @@ class EmbeddingTask(SentenceTask):
         assert labels is not None
         found: dict[str, tuple[Callable[..., float], tuple[Array, ...]]] = {}
         for width in (None, *self.widths):
-            vectors = prepare(outputs.values[:, :width], False, f"{split}: text", range(len(outputs.values)))
+            vectors = normalize_vectors(outputs.values[:, :width], False, f"{split}: text", range(len(outputs.values)))
             vectors = vectors.reshape(len(labels), len(self.fields), -1)
             ranks = {} if self.metrics == SCORED else rank_texts(labels, vectors)
             columns = labels[:, 0], compute_cosines(vectors)
@@ -154,5 +154,5 @@ def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
     ranking = Ranking(len(asked), BEST, np.arange(len(corpus)))
     for first in range(0, len(corpus), BLOCK):
         ranking.add_block(vectors[questions, 0], corpus[first : first + BLOCK], first)
-    found = measure(grades, ranking.rows)
+    found = compute_metrics(grades, ranking.rows)
     return {name: found[name.replace("@", "_")] for name in RANKED}

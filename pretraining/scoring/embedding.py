@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -88,9 +89,11 @@ def read_way(model: StoredModel) -> EmbeddingWay:
     folder = model.folder
     if model.on_hub:
         folder = fetch_together(model.name, [MODULES, f"{POOLING}/{CONFIG}", LENGTH, SIMILARITY], folder.name)
-    limits = [model.trained, read_task(folder).get("length")]
-    limits += [read_table(folder / LENGTH).get("max_seq_length")] if (folder / LENGTH).is_file() else []
-    compared = read_table(folder / SIMILARITY).get("similarity_fn_name") if (folder / SIMILARITY).is_file() else None
+    lengths, config = (read_table(folder / name) if (folder / name).is_file() else {} for name in (LENGTH, SIMILARITY))
+    limits = [model.trained, read_task(folder).get("length"), lengths.get("max_seq_length")]
+    compared = config.get("similarity_fn_name")
     if compared not in (None, "cosine", "dot"):
         raise UserError(f"{folder / SIMILARITY}: compares vectors by {compared}; known are cosine and dot")
+    if prompts := [name for name, prompt in (config.get("prompts") or {}).items() if prompt]:
+        warnings.warn(f"{folder}: its prompts are not put before texts: {', '.join(prompts)}", stacklevel=2)
     return EmbeddingWay(read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot")

@@ -10,7 +10,8 @@ the id of the passage, the last first.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,13 +25,12 @@ QUERIES, CORPUS, QRELS = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
 METRICS = {"ndcg_10": "nDCG@10", "recall_100": "recall@100", "mrr_10": "MRR@10"}
 BEST, FIRST = 100, 10
 """The number of ranked passages of a query, and of those whose order counts."""
+Compute = Callable[[Sequence[str]], Array]
+Before = Callable[[], None]
 BLOCK, TOGETHER = 4096, 1 << 24
 """Passages whose vectors are in memory at once, and products that are."""
 TINY = 1e-12
 """The least length that a vector is divided by."""
-Compute = Callable[[Sequence[str]], Array]
-"""Computes the vectors of texts, (texts, width)."""
-Before = Callable[[], None]
 
 
 class Ranking:
@@ -81,12 +81,12 @@ class RetrievalScores:
     passages: int
     scores: dict[str, float]
     errors: dict[str, float]
+    """empty for one query"""
 
     def describe(self) -> str:
         """Describes the scores in one line."""
-        return "  ".join(
-            f"{METRICS[name]} {score:.4f} ± {self.errors[name]:.4f}" for name, score in self.scores.items()
-        )
+        errors = {name: f" ± {error:.4f}" for name, error in self.errors.items()}
+        return "  ".join(f"{METRICS[name]} {score:.4f}{errors.get(name, '')}" for name, score in self.scores.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,37 +100,47 @@ class Retrieval:
     """their texts"""
     grades: tuple[dict[int, int], ...]
     """for each query the positive grades of passages, by their rows in the corpus"""
+    own: Array
+    """(queries,) rows of the passages that do not count, since they have the id of their query; otherwise -1"""
     places: Array
     """(passages,) int32: the place of each passage in the order of ids"""
 
     @classmethod
     def read(cls, folder: Path) -> Retrieval:
         """Reads and checks a folder; raises UserError for what is wrong with it."""
-        corpus, qrels = _find_file(folder, CORPUS), _find_file(folder, QRELS)
+        asked, corpus, qrels = (_find_file(folder, name) for name in (QUERIES, CORPUS, QRELS))
         judged = _read_grades(qrels)
-        texts = _read_queries(_find_file(folder, QUERIES), judged)
-        names = [name for name, _ in _read_texts(corpus)]
+        texts = dict[str, str]()
+        for name, text in _read_texts(asked):
+            if name in texts or (name in judged and not text):
+                raise UserError(f"{asked}: the query {name!r} {'is there twice' if text else 'has no text'}")
+            texts |= {name: text} if name in judged else {}
+        names, empty = list[str](), 0
+        for name, text in _read_texts(corpus):
+            names.append(name)
+            empty += not text
+        if empty:
+            warnings.warn(f"{corpus}: passages without text: {empty:,}", stacklevel=2)
         order = sorted(range(len(names)), key=names.__getitem__)
         for one, other in itertools.pairwise(order):
             if names[one] == names[other]:
                 raise UserError(f"{corpus}: two passages have the id {names[one]!r}")
         wanted = {name for passages in judged.values() for name in passages}
-        rows = {name: row for row, name in enumerate(names) if name in wanted}
+        rows = {name: row for row, name in enumerate(names) if name in wanted or name in texts}
         lacking = ((QUERIES, judged.keys() - texts.keys()), (CORPUS, wanted - rows.keys()))
         if unknown := next((f"{min(ids)!r} is in no line of {file}" for file, ids in lacking if ids), None):
             raise UserError(f"{qrels}: {unknown}")
-        positive = {
-            query: found
-            for query, passages in judged.items()
-            if (found := {rows[name]: grade for name, grade in passages.items() if grade > 0})
-        }
+        grades = {query: {rows[name]: grade for name, grade in of.items() if grade > 0} for query, of in judged.items()}
+        positive = {query: found for query, found in grades.items() if found}
         if not positive:
             raise UserError(f"{qrels}: no query has a passage with a grade above 0")
         places = np.empty(len(names), np.int32)
         places[order] = np.arange(len(names))
-        return cls(corpus, tuple(positive), tuple(texts[name] for name in positive), tuple(positive.values()), places)
+        own = np.array([-1 if (row := rows.get(name, -1)) in found else row for name, found in positive.items()])
+        queries = tuple(texts[name] for name in positive)
+        return cls(corpus, tuple(positive), queries, tuple(positive.values()), own, places)
 
-    def blocks(self) -> Iterator[tuple[int, list[str]]]:
+    def read_blocks(self) -> Iterator[tuple[int, list[str]]]:
         """Yields the texts of the passages in blocks, each with the row of its first."""
         texts = (text for _, text in _read_texts(self.corpus))
         for first in itertools.count(0, BLOCK):
@@ -143,32 +153,33 @@ class Retrieval:
     ) -> Ranking:
         """Finds the best passages of every query by the cosine of vectors, or by their product.
 
-        Each of several ranks reads some of the blocks, so the rankings must be added; `place` is a rank and the number
-        of them. `before` is called before each block, equally often on all ranks.
+        Each of several ranks takes a part of each block, so the rankings must be added; `place` is a rank and their
+        number. `before` is called before each block.
         """
         before()
-        vectors, found = prepare(compute(self.queries), by_dot, "query", self.names), self.start_ranking()
-        for number, (first, texts) in enumerate(self.blocks()):
-            turn = number % place[1]
-            if turn == 0:
-                before()
-            if turn == place[0]:
-                rows = range(first + 1, first + len(texts) + 1)
-                found.add_block(vectors, prepare(compute(texts), by_dot, f"{self.corpus}: passage", rows), first)
+        queries, found = normalize_vectors(compute(self.queries), by_dot, "query", self.names), self.start_ranking()
+        for first, texts in self.read_blocks():
+            before()
+            begin, end = (len(texts) * rank // place[1] for rank in (place[0], place[0] + 1))
+            if begin < end:
+                rows = range(first + begin + 1, first + end + 1)
+                passages = normalize_vectors(compute(texts[begin:end]), by_dot, f"{self.corpus}: passage", rows)
+                found.add_block(queries, passages, first + begin)
         return found
 
     def start_ranking(self) -> Ranking:
-        return Ranking(len(self.queries), BEST, self.places)
+        return Ranking(len(self.queries), BEST + 1, self.places)
 
     def score(self, rows: Array) -> RetrievalScores:
         """Computes the scores of the rows of a ranking."""
-        found, count = measure(self.grades, rows), len(self.grades)
+        others = np.argsort(rows == self.own[:, None], axis=1, kind="stable")[:, :BEST]
+        found, count = compute_metrics(self.grades, np.take_along_axis(rows, others, axis=1)), len(self.grades)
         scores = {name: float(each.mean()) for name, each in found.items()}
-        errors = {name: float(each.std(ddof=min(1, count - 1)) / np.sqrt(count)) for name, each in found.items()}
+        errors = {name: float(each.std(ddof=1) / np.sqrt(count)) for name, each in found.items() if count > 1}
         return RetrievalScores(count, len(self.places), scores, errors)
 
 
-def measure(grades: Sequence[dict[int, int]], rows: Array) -> dict[str, Array]:
+def compute_metrics(grades: Sequence[dict[int, int]], rows: Array) -> dict[str, Array]:
     """Computes the METRICS of every query, (queries,), from the rows of its best passages."""
     gained = np.array([[of.get(row, 0) for row in own] for of, own in zip(grades, rows.tolist(), strict=True)])
     ideal = np.zeros((len(grades), FIRST))
@@ -181,7 +192,7 @@ def measure(grades: Sequence[dict[int, int]], rows: Array) -> dict[str, Array]:
     return dict(zip(METRICS, (gained[:, :FIRST] @ discounts / (ideal @ discounts), recall, first), strict=True))
 
 
-def prepare(vectors: Array, by_dot: bool, what: str, names: Sequence[str | int]) -> Array:
+def normalize_vectors(vectors: Array, by_dot: bool, what: str, names: Sequence[str | int]) -> Array:
     """Divides vectors by their lengths, unless they are compared `by_dot`; raises UserError with the name of one that
     is not of finite numbers."""
     finite = np.isfinite(vectors).all(axis=1)
@@ -204,26 +215,18 @@ def _read_texts(path: Path) -> Iterator[tuple[str, str]]:
         name, text, title = row.get("_id"), row.get("text"), row.get("title") or ""
         if not isinstance(name, str | int) or not isinstance(text, str) or not isinstance(title, str):
             raise UserError(f'{path}:{line}: should have "_id" and "text", and perhaps "title"')
-        if not (both := f"{title} {text}".strip()):
-            raise UserError(f"{path}:{line}: {name!r} has no text")
-        yield str(name), both
-
-
-def _read_queries(path: Path, wanted: Container[str]) -> dict[str, str]:
-    """Reads the texts of queries by their ids."""
-    found: dict[str, str] = {}
-    for name, text in _read_texts(path):
-        if name in found:
-            raise UserError(f"{path}: two queries have the id {name!r}")
-        found |= {name: text} if name in wanted else {}
-    return found
+        yield str(name), f"{title} {text}".strip()
 
 
 def _read_grades(path: Path) -> dict[str, dict[str, int]]:
     """Reads the grades of passages by the ids of queries."""
     table = read_tsv(path)
+    if table.names[2:] and table.names[2].strip().lstrip("+-").isdigit():
+        raise UserError(f"{path}:1: a grade, {table.names[2]}, where the names of the columns should stand")
     found: dict[str, dict[str, int]] = {}
     for row, (query, passage, grade) in enumerate(zip(*map(table.column, range(3)), strict=True)):
+        if passage in found.get(query, ()):
+            table.fail(row, f"the passage {passage!r} is graded twice for the query {query!r}")
         try:
             found.setdefault(query, {})[passage] = int(grade)
         except ValueError:

@@ -50,7 +50,8 @@ def write_retrieval(folder: Path) -> Path:
         texts = [" ".join("".join(draw.choice([*"abcde"], 2)) for _ in range(90)) for _ in range(count)]
         rows = [json.dumps({"_id": str(number), "text": text}) + "\n" for number, text in enumerate(texts)]
         (folder / f"{name}.jsonl").write_text("".join(rows))
-    grades = [f"{number}\t{draw.integers(130)}\t{draw.integers(1, 3)}\n" for number in range(9) for _ in range(15)]
+    graded = [(number, row) for number in range(9) for row in draw.permutation(130)[:15]]
+    grades = [f"{number}\t{row}\t{draw.integers(1, 3)}\n" for number, row in graded]
     (folder / "qrels" / "test.tsv").write_text("".join(["query\tpassage\tgrade\n", *grades]))
     return folder
 

@@ -25,7 +25,7 @@ from pretraining.checkpoint.models import StoredModel
 from pretraining.huggingface.pooling import Pooling
 from pretraining.scoring import retrieval as module
 from pretraining.scoring.embedding import Embedder
-from pretraining.scoring.retrieval import Retrieval, measure
+from pretraining.scoring.retrieval import Retrieval, compute_metrics
 
 CPU = torch.device("cpu")
 MINILM = os.environ.get("CLOZE_MINILM")
@@ -49,34 +49,38 @@ def write_folder(folder: Path, queries: Mapping[str, str], corpus: Mapping[str, 
 
 
 @pytest.mark.parametrize("pooling", [None, Pooling("mean", True), Pooling("cls"), Pooling("last", True)])
-def test_vectors_equal_those_of_sentence_transformers(model: Path, tmp_path: Path, pooling: Pooling | None) -> None:
-    from sentence_transformers import SentenceTransformer
-
+def test_vectors_equal_those_of_sentence_transformers(tmp_path: Path, pooling: Pooling | None) -> None:
     folder = write_bert(tmp_path / "model", WordPiece(PIECES, cased=False))
     if pooling is not None:
         pooling.write(folder, 32)
-    assert_same_vectors(folder, SentenceTransformer(str(folder), device="cpu"))
+    assert_same_vectors(str(folder))
 
 
 @pytest.mark.skipif(MINILM is None, reason="CLOZE_MINILM names no folder of all-MiniLM-L6-v2")
 def test_vectors_of_minilm_equal_those_of_sentence_transformers() -> None:
+    assert_same_vectors(str(MINILM))
+
+
+def assert_same_vectors(folder: str) -> None:
     from sentence_transformers import SentenceTransformer
 
-    assert_same_vectors(Path(str(MINILM)), SentenceTransformer(MINILM, device="cpu"))
+    theirs = SentenceTransformer(folder, device="cpu").encode(TEXTS)
+    np.testing.assert_allclose(compute_vectors(folder, TEXTS), theirs, atol=1e-5, rtol=1e-5)
 
 
-def assert_same_vectors(folder: Path, theirs: Any) -> None:
-    found = Embedder.open(StoredModel.open(str(folder)), CPU).compute(TEXTS)
-    np.testing.assert_allclose(found, theirs.encode(TEXTS), atol=1e-5, rtol=1e-5)
+def compute_vectors(folder: str, texts: Sequence[str]) -> Array:
+    return Embedder.open(StoredModel.open(folder), CPU).compute(texts)
 
 
-def test_a_shorter_limit_of_the_folder_cuts_texts(model: Path, tmp_path: Path) -> None:
+def test_files_of_sentence_transformers_cut_texts_and_their_prompts_are_told(tmp_path: Path) -> None:
     folder = write_bert(tmp_path / "model", WordPiece(PIECES, cased=False))
     Pooling().write(folder, 32)
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 5}')
-    one, other = Embedder.open(StoredModel.open(str(folder)), CPU).compute(["abc word1", "a b c word1"])
-    assert not np.allclose(one, other)
-    np.testing.assert_array_equal(*Embedder.open(StoredModel.open(str(folder)), CPU).compute(["a b c", "a b c word1"]))
+    (folder / "config_sentence_transformers.json").write_text('{"prompts": {"query": "find: ", "document": ""}}')
+    with pytest.warns(UserWarning, match="prompts are not put before texts: query$"):
+        short, other, long = compute_vectors(str(folder), ["a b c", "abc word1", "a b c word1"])
+    assert not np.allclose(other, long)
+    np.testing.assert_array_equal(short, long)
 
 
 @st.composite
@@ -120,7 +124,7 @@ def test_metrics_and_ties_are_those_of_trec_eval(
     merged = retrieval.start_ranking()
     for part in parts:
         merged.add_ranking(part.rows, part.scores)
-    found = measure(retrieval.grades, merged.rows)
+    found = compute_metrics(retrieval.grades, merged.rows[:, : module.BEST])
     run = {
         query: {name: float(score) for name, score in zip(names, row, strict=True)}
         for query, row in zip(queries, products, strict=True)
@@ -163,10 +167,12 @@ def test_scores_equal_those_of_sentence_transformers(model: Path, tmp_path: Path
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nnobody\td1\t1\n", "nobody"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t0\n", "no query has"),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\thigh\n", "high"),
+        ("qrels/test.tsv", "q1\td1\t1\nq1\td1\t1\n", "names of the columns"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\nq1\td1\t1\nq1\td1\t2\n", ":3: .*twice"),
         ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d1", "text": "b"}\n', "d1"),
-        ("corpus.jsonl", '{"_id": "d1", "text": "a"}\n{"_id": "d2", "title": "", "text": " "}\n', ":2"),
         ("corpus.jsonl", '{"_id": "d1", "text": 7}\n', ":1"),
         ("queries.jsonl", '{"_id": "q1", "text": "a"}\n{"_id": "q1", "text": "b"}\n', "q1"),
+        ("queries.jsonl", '{"_id": "q1", "text": " "}\n', "no text"),
     ],
 )
 def test_faults_of_a_folder_are_named(tmp_path: Path, file: str, content: str, said: str) -> None:
@@ -183,6 +189,21 @@ def test_a_vector_with_nan_is_named(tmp_path: Path) -> None:
         Retrieval.read(folder).rank(lambda texts: np.array([[1.0], [np.nan]])[: len(texts)])
 
 
+def test_a_passage_with_the_id_of_its_query_counts_only_if_it_is_graded(tmp_path: Path) -> None:
+    corpus = {name: name for name in ("a", "b", "c")}
+    folder = write_folder(tmp_path / "f", {"a": "a", "b": "b"}, corpus, {"a": {"c": 1}, "b": {"b": 1}})
+    retrieval, vectors = Retrieval.read(folder), {"a": [1.0, 0.0, 0.5], "b": [0.0, 1.0, 0.0], "c": [0.5, 0.0, 1.0]}
+    ranking = retrieval.rank(lambda texts: np.array([vectors[text] for text in texts], np.float32))
+    assert retrieval.score(ranking.rows).scores == {"ndcg_10": 1, "recall_100": 1, "mrr_10": 1}
+
+
+def test_what_is_left_out_is_told(model: Path, tmp_path: Path) -> None:
+    folder = write_folder(tmp_path / "f", {"q1": "abc"}, {"d1": "abc", "d2": " "}, {"q1": {"d1": 1}})
+    with pytest.warns(UserWarning, match="passages without text: 1"):
+        assert "±" not in run_main(evaluate.main, model, "--retrieval", folder)
+    assert "--length needs --data" in run_main(evaluate.main, model, "--retrieval", folder, "--length", 5, code=2)
+
+
 def test_titles_compressed_files_and_other_queries(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "f", {"q1": "a", "q2": "b"}, {"d1": "b"}, {"q1": {"d1": 1}})
     (folder / "corpus.jsonl").unlink()
@@ -190,4 +211,4 @@ def test_titles_compressed_files_and_other_queries(tmp_path: Path) -> None:
         file.write('{"_id": "d1", "title": "Head", "text": "body"}\n')
     found = Retrieval.read(folder)
     assert found.queries == ("a",)
-    assert list(found.blocks()) == [(0, ["Head body"])]
+    assert list(found.read_blocks()) == [(0, ["Head body"])]
