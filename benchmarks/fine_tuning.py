@@ -71,7 +71,7 @@ ALLOWED: dict[Numbers, float] = {"fp32": 1e-3, "autocast": 0.1}
 """The largest distance of our vectors from the peer's, relative to the longest."""
 DEMO = "demo"
 """Stands for a task on sentences of the demo corpus, in the format of SST-2."""
-STEPS, GPU_STEPS = {"mini": 64, "small": 16}, 8
+STEPS, GPU_STEPS = {"mini": 64, "small": 16, EMBEDDINGS: 8}, 8
 """Steps of an epoch, so that a turn takes seconds: by the size of the model on a CPU; LEAST_STEPS for other sizes."""
 LEAST_STEPS = 4
 

@@ -331,7 +331,7 @@ class TheirEmbeddings:
         from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, losses
         from sentence_transformers import SentenceTransformerTrainingArguments as Arguments
         from sentence_transformers.base.sampler import DefaultBatchSampler
-        from transformers.trainer_pt_utils import LengthGroupedSampler
+        from transformers.trainer_pt_utils import LengthGroupedSampler, get_length_grouped_indices
 
         steps, settings, task = self.exercise.steps, self.exercise.settings(), self.exercise.open()
         torch.set_num_threads(default_threads(World()))
@@ -339,8 +339,14 @@ class TheirEmbeddings:
         texts = [[column[number] for number in chosen.numbers] for column in chosen.items.texts]
         lengths = chosen.items.encode(chosen.numbers).sequences.pieces.lengths.reshape(-1, 2).sum(1).tolist()
 
+        class Sampler(LengthGroupedSampler):  # type: ignore[misc]
+            """Groups the lengths of a whole epoch, which is too short for its own rule."""
+
+            def __iter__(self) -> Iterator[int]:
+                return iter(get_length_grouped_indices(lengths, self.batch_size, steps))
+
         def group_lengths(_: Any, batch_size: int, drop_last: bool, **__: Any) -> Any:
-            sampler = LengthGroupedSampler(batch_size, lengths=lengths)
+            sampler = Sampler(batch_size, lengths=lengths)
             return DefaultBatchSampler(sampler, batch_size=batch_size, drop_last=drop_last)
 
         model = SentenceTransformer(str(self.exercise.model))
