@@ -9,7 +9,7 @@ from conftest import ROOT
 from support.processes import run_program
 from test_entries import ENTRIES, STANDARD_LIBRARY_ALONE, name
 
-MOST = 325
+MOST = 340
 """Settings at most, each flag counted once for every command that takes it."""
 FLAG = re.compile(r"^ +(?:-\w, )?(--[a-z][\w-]*)", re.MULTILINE)
 SUBCOMMAND = re.compile(r"^  fetch.py (\w+) --help", re.MULTILINE)
@@ -23,6 +23,8 @@ def read_helps(folder: Path) -> dict[str, str]:
     """Reads all that each command says of its flags."""
     found = {}
     for path in ENTRIES:
+        if path.name == "worker.py":  # which run.py starts with its own flags
+            continue
         text = run_program(str(path), ["--help" if path.name == "submit.py" else "--help-all"], folder).output
         more = [run_program(str(path), [each, "--help-all"], folder).output for each in SUBCOMMAND.findall(text)]
         found[name(path)] = "\n".join([text, *more])
