@@ -105,7 +105,7 @@ def rank_by_bm25(retrieval: Retrieval) -> Array:
     """Ranks by BM25, as bm25s computes it by default, without English stop words."""
     import bm25s
 
-    passages, index = [text for _, block in retrieval.blocks() for text in block], bm25s.BM25()
+    passages, index = [text for _, block in retrieval.read_blocks() for text in block], bm25s.BM25()
     cut = partial(bm25s.tokenize, stopwords="en", show_progress=False)
     index.index(cut(passages), show_progress=False)
     found = index.retrieve(cut([*retrieval.queries]), k=min(BEST, len(passages)), show_progress=False)
@@ -119,7 +119,7 @@ def rank_by_tfidf(retrieval: Retrieval) -> Array:
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     table, ranking = TfidfVectorizer(), retrieval.start_ranking()
-    passages = table.fit_transform(text for _, block in retrieval.blocks() for text in block)
+    passages = table.fit_transform(text for _, block in retrieval.read_blocks() for text in block)
     products = (table.transform(retrieval.queries) @ passages.T).toarray()
     rows = np.argsort(-products, axis=1, kind="stable")[:, : 2 * BEST]
     ranking.add_ranking(rows, np.take_along_axis(products, rows, axis=1))

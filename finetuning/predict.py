@@ -112,7 +112,8 @@ def check_vectors(wanted: Predict) -> None:
         "--out takes the answers to --nearest": wanted.out and not wanted.nearest,
         **{f"{flag} does not apply to --vectors": given for flag, given in others.items()},
     }
-    if found := [fault for fault, holds in faults.items() if holds]:
+    found = [fault for fault, holds in faults.items() if holds]
+    if found:
         raise UserError("\n".join(found))
 
 
