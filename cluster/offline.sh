@@ -27,8 +27,8 @@ if [[ ${1:-} == install ]]; then
     fail "$wheels does not fit, see above; for this Python: FOR=$own cluster/offline.sh where there is a network"
   exit
 fi
-mkdir -p "$wheels/tmp" && trap 'rm -rf "$wheels/tmp"' EXIT && require_room "$wheels" $((cpu || ${#ONLY} ? 2 : 7)) WHEELS
-"$python" - "${FOR:=$own}" "${ARCH:=x86_64}" "$cpu" $ONLY >"$wheels/tmp/lock" <<'EOF' # the lines for the nodes' Python
+mkdir -p "$wheels/tmp" && trap 'rm -rf "$wheels/tmp"' EXIT && require_room "$wheels" $((cpu || ${#ONLY} ? 2 : 7)) WHEELS; read -ra only <<<"$ONLY"
+"$python" - "${FOR:=$own}" "${ARCH:=x86_64}" "$cpu" ${only[@]+"${only[@]}"} >"$wheels/tmp/lock" <<'EOF' # the lines for the nodes' Python
 import sys; from pip._vendor.packaging.requirements import Requirement
 node = {"python_version": sys.argv[1], "python_full_version": sys.argv[1] + ".0", "platform_machine": sys.argv[2]}
 for each in map(Requirement, open("requirements.lock").read().splitlines()):

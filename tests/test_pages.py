@@ -51,6 +51,13 @@ def fill(folder: Path) -> Path:
     (folder / "books").mkdir()
     (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
     (folder / "questions.txt").write_text("where is the river?\nwho lives there?\n")
+    (folder / "texts.txt").write_text("the river is wide\na house\n")
+    pairs = [{"question": f"who is {number}?", "passage": f"{number} lives there"} for number in range(40)]
+    (folder / "questions.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in pairs))
+    (folder / "beir/scifact/qrels").mkdir(parents=True)
+    (folder / "beir/scifact/qrels/test.tsv").write_text("query-id\tcorpus-id\tscore\nq\tp\t1\n")
+    for name, number in (("queries", "q"), ("corpus", "p")):
+        (folder / "beir/scifact" / f"{name}.jsonl").write_text(json.dumps({"_id": number, "text": "a river"}))
     for text in blocks(PAGES, "toml"):
         if named := re.match(r"# (\w+\.toml)\n", text):
             (folder / named[1]).write_text(text)

@@ -107,7 +107,6 @@ UNUSED = {
     (gpu_kernels._norm_forward, False): ["total"],
     (gpu_kernels._norm_backward, False): ["past"],
     (gpu_kernels._norm_backward, True): ["bias", "residual"],
-    (gpu_attention._attend_backward, False): ["halfway"],
 }
 """The tensors that a kernel is not given, in its usual form or in another."""
 TYPES = {
