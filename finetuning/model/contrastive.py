@@ -61,8 +61,8 @@ class Contrast:
         mark: Callable[[], None] = lambda: None,
         gives_up: Callable[[], bool] = lambda: False,
     ):
-        """Computes the vectors of several micro-batches in a first pass, with the dropout of the second one. `mark` and
-        `gives_up` are those of `train_step`."""
+        """With several micro-batches, computes their vectors in a first pass with the same dropout masks as in the
+        second. `mark` and `gives_up` are those of `train_step`."""
         self.settings, self.mark = settings, mark
         self.found: Iterator[tuple[Tensor, Tensor]] | None = None
         if len(batches.micro) > 1:
@@ -85,8 +85,8 @@ class Contrast:
         return part - part.detach() + loss
 
     def _find_gradients(self, batches: StepBatches[TaskBatch], vectors: list[Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Computes the part of the loss of each micro-batch of this rank, and its gradient; a micro-batch without
-        labels has none of both."""
+        """Computes the part of the loss of each micro-batch of this rank, and its gradient; both are 0
+        for a micro-batch without labels."""
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
         choices, pairs = batches.micro[0].choices, list(zip(vectors, batches.micro, strict=True))
         sizes = [0 if batch.labels is None else len(each) for each, batch in pairs]
@@ -126,8 +126,8 @@ def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSetting
 
 
 def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:
-    """Computes these rows' part of the mean cross-entropy of choosing each question's passage among all; if symmetric,
-    its mean with that of choosing each passage's question."""
+    """Computes the share of these rows in the mean cross-entropy of classifying each question's passage among all
+    passages; if symmetric, averaged with that of classifying each passage's question."""
     questions, passages = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
     right = torch.arange(len(vectors), device=vectors.device)[rows]
     same = find_same(texts, rows)
@@ -141,8 +141,8 @@ def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embe
 
 
 def find_same(texts: Tensor, rows: slice) -> Tensor:
-    """Finds the passages (rows, n·(c - 1)) that do not count as negatives of a question: those that equal it or its
-    passage, and those of an equal question."""
+    """Marks the passages that are no negatives of a question, (rows, n·(c - 1)): they equal it or its passage, or
+    belong to an equal question."""
     questions, passages = texts[:, 0], texts[:, 1:].T.flatten()
     own, right = questions[rows, None], texts[rows, 1, None]
     same = (passages == own) | (passages == right)

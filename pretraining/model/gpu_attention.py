@@ -209,9 +209,9 @@ def _attend_backward(
     tile_rows: tl.constexpr,
     tile_columns: tl.constexpr,
 ):
-    """Computes the gradients of a head of a sequence. With `halts`, those of queries are in `halfway` between tiles of
-    keys; with `adds_up`, what each of the `blocks` tiles of keys adds to the bias's gradient goes to `sums`: zeros for
-    tiles behind the sequence."""
+    """Computes the gradients of one head of one sequence. With `halts`, `halfway` keeps the partial gradients of
+    queries from one tile of keys to the next. With `adds_up`, each of the `blocks` tiles of keys writes its part of
+    the bias's gradient to `sums`; tiles beyond the sequence write zeros."""
     sequence, head = tl.program_id(0) // (width // size), tl.program_id(0) % (width // size)
     begin, length, ahead = _read_sequence(starts, sequence, first, window)
     joint, single = begin.to(tl.int64) * (3 * width) + head * size, begin.to(tl.int64) * width + head * size
