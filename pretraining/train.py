@@ -2,6 +2,7 @@
 """Pre-trains an encoder on shards.
 
     python pretraining/train.py --recipe bert_mini --data data/wiki --out runs/mini
+    python pretraining/train.py --recipe … --data wiki=data/wiki books=data/books --out …
     torchrun --nproc-per-node 2 pretraining/train.py --recipe … --data … --out …
     deepspeed --num_gpus 2 pretraining/train.py --recipe … --data … --out …
 
@@ -46,11 +47,11 @@ from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import LOCK, locked, read_lock
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
-from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
+from pretraining.data.corpora import Corpora, split_word
 from pretraining.devices import find_kind
 from pretraining.flags import Train
 from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
@@ -99,39 +100,40 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if world.rank > 0:
         return
     ranks = world.size if wanted.ranks is None else wanted.ranks
-    recipe, manifest = read_plan(wanted, overrides, ranks)
-    *_, notes = read_sample(recipe, manifest, wanted.data)
+    recipe, corpora = read_plan(wanted, overrides, ranks)
+    *_, notes = read_sample(recipe, corpora)
     if wanted.gpu is not None:
-        plan = build_plan(make_target(recipe, manifest, wanted.gpu, *split_ranks(ranks)))
+        plan = build_plan(make_target(recipe, corpora, wanted.gpu, *split_ranks(ranks)))
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
-        plan = plan_run(recipe, manifest, readers, ranks == world.size)
+        plan = plan_run(recipe, corpora, readers, ranks == world.size)
     console.print(render_plan(plan))
     console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
     if wanted.gpu is not None:
         check_fit(plan.target)
 
 
-def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
-    """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
-    *_, (recipe, manifest, _) = check_all(
+def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Corpora | None]:
+    """Reads the recipe for this number of ranks and the corpora, if any; raises all faults at once."""
+    *_, (recipe, corpora, _) = check_all(
         lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
-    return recipe, manifest
+    return recipe, corpora
 
 
 def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
-    faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
+    faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if not value]
     faults += [f"--{name}: only with --check" for name in ("ranks", "gpu") if getattr(wanted, name) is not None]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
-    if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
-        faults.append(f"--out {out}: lies in --data {wanted.data}, which a run must not change; name another --out")
+    for word in wanted.data:
+        if out is not None and out.resolve().is_relative_to(split_word(word)[1].resolve()):
+            faults.append(f"--out {out}: lies in --data {word}, which a run must not change; name another --out")
     if out is not None and (out / RECORD).exists():
         faults.append(f"--out {out}: is a checkpoint; name its run, or a new folder with --branch {quote(out)}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
@@ -141,7 +143,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
     limit = parse_time_limit(wanted.time_limit)
     try:
-        recipe, manifest, origin = read_all(wanted, overrides, world.size, find_kind())
+        recipe, corpora, origin = read_all(wanted, overrides, world.size, find_kind())
     except SharedError:
         raise  # another rank's
     except UserError as error:
@@ -149,15 +151,15 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     names = [phase.name for phase in recipe.phases]
     if wanted.stop_after not in (None, *names):
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
-    if faults or manifest is None or wanted.data is None or out is None:
+    if faults or corpora is None or out is None:
         raise UserError("\n".join(faults))
-    how = (wanted.stop_after, limit, wanted.profile, *read_sample(recipe, manifest, wanted.data))
-    return Request(recipe, wanted.data, manifest, out, origin, *how, branch)
+    how = (wanted.stop_after, limit, wanted.profile, *read_sample(recipe, corpora))
+    return Request(recipe, corpora, out, origin, *how, branch)
 
 
 def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
-) -> tuple[Recipe, Manifest | None, StoredModel | None]:
+) -> tuple[Recipe, Corpora | None, StoredModel | None]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
     run, base = wanted.out, wanted.init
     if wanted.branch is not None and (run is None or not list_finished(run)):
@@ -166,12 +168,12 @@ def read_all(
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
-    recipe, manifest = load_recipe_and_data(
+    recipe, corpora = load_recipe_and_data(
         wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
     )
-    if finder.origin is not None and manifest is not None and wanted.data is not None:
-        check_data(finder.origin, wanted.data, manifest)
-    return recipe, manifest, finder.origin
+    if finder.origin is not None and corpora is not None:
+        check_data(finder.origin, corpora)
+    return recipe, corpora, finder.origin
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import numpy as np
 from data_prep.shards import Manifest
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, configure_objective, count_step_flops, find_objective
 
@@ -75,10 +76,10 @@ def most_predictions(objective: Objective, length: int, manifest: Manifest | Non
 class RemainingWork:
     """The remaining operations of a run or, by the clock, its remaining seconds."""
 
-    def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
+    def __init__(self, recipe: Recipe, corpora: Corpora) -> None:
         self._schedules = build_schedules(recipe)
         self._flops = [
-            phase.batch * text.flops for phase, text in zip(recipe.phases, _measure_all(recipe, manifest), strict=True)
+            phase.batch * text.flops for phase, text in zip(recipe.phases, _measure_all(recipe, corpora), strict=True)
         ]
         """operations of a step of every phase"""
 
@@ -102,9 +103,9 @@ MOST_EPOCHS = 100
 """Number of epochs without a warning: more than any published BERT has."""
 
 
-def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
+def warn_of_disproportion(recipe: Recipe, corpora: Corpora | None, steps: Sequence[float | None]) -> str | None:
     """Returns a warning if these steps read the text too often; None if they do not, or if unknown."""
-    texts, counts = _measure_all(recipe, manifest), [count for count in steps if count is not None]
+    texts, counts = _measure_all(recipe, corpora), [count for count in steps if count is not None]
     if len(counts) < len(texts) or not all(text.examples for text in texts):
         return None
     read = (
@@ -119,16 +120,24 @@ def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequ
     )
 
 
-def _measure_all(recipe: Recipe, manifest: Manifest | None) -> list[SequenceStatistics]:
+def _measure_all(recipe: Recipe, corpora: Corpora | None) -> list[SequenceStatistics]:
     """Measures the average sequences of all phases."""
-    return [measure_phase(recipe, phase, manifest) for phase in recipe.phases]
+    return [measure_phase(recipe, phase, corpora) for phase in recipe.phases]
 
 
-def measure_phase(recipe: Recipe, phase: Phase, manifest: Manifest | None) -> SequenceStatistics:
-    """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
+def measure_phase(recipe: Recipe, phase: Phase, corpora: Corpora | None) -> SequenceStatistics:
+    """Measures the average sequence of a phase, with the predictions in the middle of the phase. Of several corpora,
+    the examples are those of all that the phase reads, and the other figures are means by its shares."""
     own = recipe.in_phase(phase)
     objective, done = configure_objective(own.objective), find_middle(recipe, phase)
-    return measure_sequences(own.shape(manifest), phase.length, manifest, objective, done)
+    if corpora is None:
+        return measure_sequences(own.shape(None), phase.length, None, objective, done)
+    mixture, shape = phase.mixture(corpora), own.shape(corpora.common)
+    parts = [measure_sequences(shape, phase.length, part.manifest, objective, done) for part in mixture.corpora.parts]
+    figures = np.array([(part.pieces, part.predictions, part.flops) for part in parts])
+    pieces, predictions, flops = (mixture.mean @ figures).tolist()
+    examples, duplicates = sum(part.examples for part in parts), max(part.duplicates for part in parts)
+    return SequenceStatistics(examples, duplicates, pieces, predictions, flops, parts[0].stored)
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.toml_text import read_toml
-from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Dtype, Phase, Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.mesh.cuts import find_crossing
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, NodeNetwork
 from pretraining.planning.memory import Room
@@ -94,7 +94,7 @@ def make_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Nod
 
 
 def make_target(
-    recipe: Recipe, manifest: Manifest | None, gpu_name: str, nodes: int, per_node: int, network_name: str | None = None
+    recipe: Recipe, corpora: Corpora | None, gpu_name: str, nodes: int, per_node: int, network_name: str | None = None
 ) -> Target:
     """Makes the target of a run on nodes with these GPUs."""
     if fault := find_crossing(recipe.parallel.tensor, per_node, recipe.parallel.across_nodes):
@@ -108,7 +108,7 @@ def make_target(
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {gpu.memory / 1e9:.0f} GB{joined}; "
         f"{dtype}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
-    return Target(recipe, manifest, dtype, Room(gpu.memory), nodes * per_node // recipe.parallel.tensor, cluster, where)
+    return Target(recipe, corpora, dtype, Room(gpu.memory), nodes * per_node // recipe.parallel.tensor, cluster, where)
 
 
 def split_ranks(ranks: int) -> tuple[int, int]:

@@ -15,6 +15,7 @@ from data_prep.common.progress import duration
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
+from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
@@ -31,7 +32,7 @@ class Target:
     """A run to plan, and the ranks that train it."""
 
     recipe: Recipe
-    manifest: Manifest | None
+    corpora: Corpora | None
     dtype: Dtype
     room: memory.Room
     ranks: int
@@ -44,6 +45,11 @@ class Target:
     """measured FLOP/s of a rank, from which the hours follow without a cluster"""
     note: str | None = None
     """what slows this machine down"""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What all corpora have in common; None without data."""
+        return None if self.corpora is None else self.corpora.common
 
     @property
     def tensor(self) -> int:
@@ -88,7 +94,9 @@ class Target:
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
-        most = most_predictions(objective, phase.length, self.manifest)
+        parts = () if self.corpora is None else phase.mixture(self.corpora).corpora.parts
+        manifests: list[Manifest | None] = [part.manifest for part in parts] or [None]
+        most = max(most_predictions(objective, phase.length, each) for each in manifests)
         settings = (self.dtype, phase.length, most, compute.checkpoint_activations, self.tensor)
         return memory.Heaviest(self.shape_in(phase), *settings)
 
@@ -106,7 +114,7 @@ class Target:
 
     def find_work(self, phase: Phase, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
         """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
-        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.manifest)
+        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.corpora)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
         return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
@@ -190,7 +198,7 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """A warning if the text is read too often."""
-        return warn_of_disproportion(self.target.recipe, self.target.manifest, [phase.steps for phase in self.phases])
+        return warn_of_disproportion(self.target.recipe, self.target.corpora, [phase.steps for phase in self.phases])
 
     @property
     def fits(self) -> bool:
@@ -266,7 +274,7 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     Its hours follow from the model of the cluster, or else from the FLOP/s of one rank and the share that is useful.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
-    statistics = measure_phase(target.recipe, phase, target.manifest)
+    statistics = measure_phase(target.recipe, phase, target.corpora)
     speed, step, efficiency = None, None, 1.0
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     if target.cluster is not None:
