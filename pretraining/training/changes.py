@@ -11,10 +11,12 @@ from typing import Any
 
 from data_prep.common.errors import UserError, quote
 from data_prep.common.sections import May, list_settings
+from data_prep.common.toml_text import show_value
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
 from pretraining.config.settings import Phase, Recipe
+from pretraining.data.mixing import WHOLE
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import OF_OBJECTIVE
 from pretraining.objectives.declaration import find_objective
@@ -130,23 +132,30 @@ def _compare_data(run: RunRecord, request: Request) -> list[Change]:
     )
 
 
-def compare_mixtures(run: RunRecord, request: Request) -> Iterator[Change]:
-    """Compares the mixtures of the phases that are begun, as recipes give them, and the shares of one that goes on."""
+def compare_mixtures(run: RunRecord, request: Request) -> list[Change]:
+    """Compares the mixtures of the phases that are begun, as recipes give them; else the shares of one that goes on,
+    which may follow from sizes."""
     state, phases = run.state, request.recipe.phases
-    for number in range(min(state.phase + (state.phase_step > 0), len(phases), len(run.recipe.phases))):
+    begun = zip(run.recipe.phases, phases[: state.phase + (state.phase_step > 0)], strict=False)
+    changes: list[Change] = []
+    for number, pair in enumerate(begun):
         for name in ("mix", "last_mix", "mix_temperature"):
-            then, now = (getattr(each.phases[number], name) for each in (run.recipe, request.recipe))
-            yield f"phases.{number}.{name} (which is begun)", then or NOT_SET, now or NOT_SET
-    if not state.phase_step or state.phase >= len(phases):
-        return
+            then, now = (_describe_mix(getattr(each, name)) for each in pair)
+            changes += select_different([(f"phases.{number}.{name} (which is begun)", then, now)])
+    if changes or not state.phase_step or state.phase >= len(phases):
+        return changes
     read = state.corpora[state.phase] if state.phase < len(state.corpora) else {}
-    mixture = phases[state.phase].mixture(request.corpora)
-    before = {name: (each["first"], each["last"]) for name, each in read.items()}
-    here = dict(zip(mixture.names, zip(mixture.first, mixture.last, strict=True), strict=True))
-    here = here if request.corpora.is_named else {}
-    if before != here:
-        said = [", ".join(f"{name} {first / 1e6:g}" for name, (first, _) in each.items()) for each in (before, here)]
-        yield f"the shares of phases.{state.phase} (which is begun)", said[0] or "one folder", said[1] or "one folder"
+    mixture, named = phases[state.phase].mixture(request.corpora), request.corpora.is_named
+    shares = [
+        {name: each["first"] / WHOLE for name, each in read.items()},
+        {name: share / WHOLE for name, share in zip(mixture.names, mixture.first, strict=True) if named},
+    ]
+    then, now = (_describe_mix(each) if each else "one folder without a name" for each in shares)
+    return select_different([(f"the shares of phases.{state.phase} (which is begun)", then, now)])
+
+
+def _describe_mix(value: Any) -> str:
+    return NOT_SET if value is None else show_value(dict(sorted(value.items())) if isinstance(value, dict) else value)
 
 
 def find_moved_end(run: RunRecord, recipe: Recipe) -> str | None:
