@@ -27,7 +27,6 @@ from data_prep.common.sections import (
     whole,
 )
 from pretraining.architectures import declaration as architectures
-from pretraining.data.mixing import Mixture
 from pretraining.model.shape import ARCHITECTURE, OBJECTIVE, Shape
 from pretraining.objectives import declaration as objectives
 from pretraining.optimizers import declaration as optimizers
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from data_prep.shards import Manifest
     from pretraining.architectures.declaration import ModelSettings
     from pretraining.data.corpora import Corpora
+    from pretraining.data.mixing import Mixture
     from pretraining.objectives.declaration import ObjectiveSettings
     from pretraining.optimizers.declaration import OptimizerSettings
 
@@ -179,6 +179,8 @@ class Phase(Section):
 
     def mixture(self, corpora: Corpora) -> Mixture:
         """Returns the corpora that the phase reads, with their shares."""
+        from pretraining.data.mixing import Mixture  # loads NumPy and Arrow, which status.py does without
+
         return Mixture.choose(corpora, self.length, self.mix, self.last_mix, self.mix_temperature)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,8 @@ STRETCH = 1000
 so many."""
 MOST_STAIRS = 10_000
 """The most stairs in which shares move: each changes a share by a ten-thousandth of its whole change."""
+MOST_TOLD = 20
+"""The most corpora that a line of the console names."""
 NEVER = (1 << 63) - 1
 """The number of a slot that never comes."""
 
@@ -49,6 +51,7 @@ class Mixture:
     """The corpora that a phase reads, and their shares of its sequences."""
 
     corpora: Corpora
+    length: int
     first: tuple[int, ...]
     """shares at the beginning of the phase, in millionths"""
     last: tuple[int, ...]
@@ -72,7 +75,7 @@ class Mixture:
         shares = np.stack([divide_whole(np.array(each, np.float64), WHOLE) for each in (first, last)])
         read = np.flatnonzero(shares.any(axis=0))
         chosen = corpora.select({corpora.parts[index].name for index in read})
-        return cls(chosen, tuple(shares[0, read].tolist()), tuple(shares[1, read].tolist()))
+        return cls(chosen, length, tuple(shares[0, read].tolist()), tuple(shares[1, read].tolist()))
 
     @property
     def names(self) -> list[str]:
@@ -85,16 +88,25 @@ class Mixture:
         shares: Array = (np.array(self.first) + self.last) / (2 * WHOLE)
         return shares
 
-    def describe(self, length: int, sequences: Sequence[float], read: Sequence[float] | None = None) -> str:
-        """Describes in one line what share of sequences and pieces so many sequences of each corpus are; with `read`,
-        which counts those of earlier phases too, also the epochs."""
-        parts, told = self.corpora.parts, []
-        pieces = [count * part.measure_pieces(length) for count, part in zip(sequences, parts, strict=True)]
-        for index, part in enumerate(parts):
-            shares = sequences[index] / (sum(sequences) or 1), pieces[index] / (sum(pieces) or 1)
-            epochs = "" if read is None else f", {read[index] / (part.count_examples(length) or 1):.2f} epochs"
-            told.append(f"{part.name} {shares[0]:.1%} of the sequences, {shares[1]:.1%} of the pieces{epochs}")
-        return "; ".join(told)
+    @cached_property
+    def examples(self) -> Array:
+        """Training examples of a duplicate of each corpus."""
+        return np.array([part.count_examples(self.length) for part in self.corpora.parts])
+
+    @cached_property
+    def pieces(self) -> Array:
+        """Mean numbers of pieces of an example of each corpus."""
+        return np.array([part.measure_pieces(self.length) for part in self.corpora.parts])
+
+    def describe(self, sequences: Array, epochs: Array | None = None) -> str:
+        """Describes in one line what share of sequences and pieces so many sequences of each corpus are, and epochs, of
+        the `MOST_TOLD` corpora with most sequences."""
+        pieces, told = sequences * self.pieces, []
+        for number in sorted(np.argsort(-sequences, kind="stable")[:MOST_TOLD]):
+            shares = sequences[number] / sequences.sum(), pieces[number] / pieces.sum()
+            known = "" if epochs is None else f", {epochs[number]:.2f} epochs"
+            told.append(f"{self.names[number]} {shares[0]:.1%} of the sequences, {shares[1]:.1%} of the pieces{known}")
+        return "; ".join([*told, *([f"{len(self.names) - MOST_TOLD} more"] if len(self.names) > MOST_TOLD else [])])
 
     def make_slots(self, sequences: int | None) -> Slots:
         """Makes the slots of a phase of so many sequences, over which the shares move; None if they stay."""

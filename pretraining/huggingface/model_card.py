@@ -65,9 +65,9 @@ class DataSummary:
 
     @classmethod
     def from_corpora(cls, corpora: Corpora) -> DataSummary:
-        """Summarises shards by their manifests."""
-        examples, sources, common = dict[str, int](), dict[str, int](), corpora.common
-        by_corpus = {}
+        """Summarises shards by their manifests; settings that differ between corpora are left out, but for languages."""
+        examples, sources, by_corpus, languages = dict[str, int](), dict[str, int](), {}, dict[str, str]()
+        settings: dict[str, list[Any]] = {name: [] for name in SETTINGS}
         for part in corpora.parts:
             own = part.manifest.corpus
             by_corpus[part.name] = {
@@ -80,12 +80,19 @@ class DataSummary:
             for shards in part.manifest.figures:
                 name = str(shards.length) + (HELD_OUT if shards.validation else "")
                 examples[name] = examples.get(name, 0) + shards.examples
+            for name, values in settings.items():
+                values.append(getattr(part.manifest.settings, name, None))
+            language = part.manifest.settings.language or {}
+            languages |= {part.name: language} if isinstance(language, str) else language
+        common = {
+            name: first for name, (first, *more) in settings.items() if first != {} and more == [first] * len(more)
+        }
         return cls(
             sources=sources,
             pieces=sum(part.manifest.corpus.pieces for part in corpora.parts),
             examples=examples,
-            settings={name: value for name in SETTINGS if (value := getattr(common.settings, name, None)) != {}},
-            vocabulary=common.vocabulary.sha256,
+            settings=common if "language" in common else {**common, "language": languages},
+            vocabulary=corpora.common.vocabulary.sha256,
             fingerprint=corpora.fingerprint,
             corpora=by_corpus if corpora.is_named else {},
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -104,20 +104,37 @@ MOST_EPOCHS = 100
 
 
 def warn_of_disproportion(recipe: Recipe, corpora: Corpora | None, steps: Sequence[float | None]) -> str | None:
-    """Returns a warning if these steps read the text too often; None if they do not, or if unknown."""
-    texts, counts = _measure_all(recipe, corpora), [count for count in steps if count is not None]
-    if len(counts) < len(texts) or not all(text.examples for text in texts):
+    """Returns a warning if these steps read the text, or that of a named corpus, too often; None if they do not, or if
+    unknown."""
+    epochs, counts = dict[str, float](), [count for count in steps if count is not None]
+    if corpora is None or len(counts) < len(recipe.phases):
         return None
-    read = (
-        count * phase.batch / text.examples for count, phase, text in zip(counts, recipe.phases, texts, strict=True)
-    )
-    if (epochs := sum(read)) <= MOST_EPOCHS:
+    for count, phase in zip(counts, recipe.phases, strict=True):
+        mixture = phase.mixture(corpora)
+        for name, share, examples in zip(mixture.names, mixture.mean, mixture.examples, strict=True):
+            epochs[name] = epochs.get(name, 0.0) + share * (count * phase.batch / (examples or math.inf))
+    name, most = max(epochs.items(), key=operator.itemgetter(1))
+    if most <= MOST_EPOCHS:
         return None
-    share = f"{100 * USUAL_EPOCHS / epochs:.2g}%"
+    share = f"{100 * USUAL_EPOCHS / most:.2g}%"
+    fewer = f"{share} of the steps, smaller batches (--phases.N.batch)"
     return (
-        f"the text is read {epochs:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
-        f"for so much text: {share} of the steps, smaller batches (--phases.N.batch), or more text"
+        f"the text{f' of {name}' * bool(name)} is read {most:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
+        f"for so much text: {f'{share} of its share in phases.N.mix' if name else fewer}, or more text"
     )
+
+
+def describe_mixtures(recipe: Recipe, corpora: Corpora, steps: Sequence[float | None]) -> Iterator[str]:
+    """Describes what each phase of so many steps reads of named corpora: shares and, where the steps are known, epochs
+    so far."""
+    epochs = dict[str, float]()
+    for count, phase in zip(steps, recipe.phases, strict=False):
+        mixture = phase.mixture(corpora)
+        sequences = mixture.mean * phase.batch * (count or 1)
+        for name, own in zip(mixture.names, sequences / mixture.examples, strict=True):
+            epochs[name] = epochs.get(name, 0.0) + own
+        known = None if count is None else np.array([epochs[name] for name in mixture.names])
+        yield f"phase {phase.name} reads {mixture.describe(sequences, known)}"
 
 
 def _measure_all(recipe: Recipe, corpora: Corpora | None) -> list[SequenceStatistics]:

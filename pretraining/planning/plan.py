@@ -20,7 +20,13 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning import cost, memory
-from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
+from pretraining.planning.amount import (
+    SequenceStatistics,
+    describe_mixtures,
+    measure_phase,
+    most_predictions,
+    warn_of_disproportion,
+)
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
 USEFUL_SHARE = 0.5
@@ -173,6 +179,8 @@ class Plan:
         target, room, flops = self.target, self.target.room, self.target.flops_per_second
         for phase in {each.objective: each for each in target.recipe.phases}.values():
             yield from configure_objective(target.recipe.in_phase(phase).objective).list_notes(target.shape_in(phase))
+        if target.corpora is not None and target.corpora.is_named:
+            yield from describe_mixtures(target.recipe, target.corpora, [phase.steps for phase in self.phases])
         if target.manifest is None:
             pieces = target.shape.vocabulary
             yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import show_value
@@ -28,7 +29,7 @@ from pretraining.config.settings import Recipe, count_micro_batches
 from pretraining.data.batches import count_examples, training_batches, validation_batches
 from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset, num_held_out
-from pretraining.data.mixing import MixedOrder, divide_whole, make_corpus_order
+from pretraining.data.mixing import MOST_TOLD, MixedOrder, divide_whole, make_corpus_order
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.huggingface.pooling import Pooling
@@ -68,6 +69,7 @@ class TrainingPhase:
         self._schedule = build_schedules(request.recipe)[self.number]
         self._mixture, length = self.settings.mixture(request.corpora), self.settings.length
         self._dataset = self._open(self._mixture.corpora, validation=False)
+        self._before = self._measure_before(state)
         self._mixed = self._mix(state) if request.corpora.is_named else None
         seed = int(hash_key(request.recipe.seed, self.number)[0])
         examples = self._mixed or Order(seed, self._dataset.shard_rows)
@@ -92,24 +94,20 @@ class TrainingPhase:
         shares in the state."""
         seed, dataset, mixture, steps = self._request.recipe.seed, self._dataset, self._mixture, self._schedule.steps
         firsts, stored = dataset.first_sets, dataset.stored
-        self._offsets = [state.count_read(name, stored) for name in mixture.names]
+        offsets = [state.count_read(name, stored) for name in mixture.names]
         orders = [
             make_corpus_order(seed, name, stored, dataset.shard_rows[first:stop])
             for name, first, stop in zip(mixture.names, firsts[:-1], firsts[1:], strict=True)
         ]
         slots = mixture.make_slots(None if steps is None else steps * self.settings.batch)
         self._note_read(state, [0] * len(orders))
-        return MixedOrder(int(hash_key(seed, self.number)[0]), slots, orders, firsts[:-1], self._offsets)
+        return MixedOrder(int(hash_key(seed, self.number)[0]), slots, orders, firsts[:-1], offsets)
 
     def _note_read(self, state: RunState, counts: Sequence[int]) -> None:
         """Notes shares and sequences of each corpus in the state."""
-        facts, stored = zip(self._mixture.first, self._mixture.last, counts, strict=True), self._dataset.stored
-        state.note_corpora(
-            {
-                name: {"first": first, "last": last, "stored": stored, "sequences": count}
-                for name, (first, last, count) in zip(self._mixture.names, facts, strict=True)
-            }
-        )
+        columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, counts, strict=True)
+        keys, stored = ("first", "last", "sequences", "stored"), self._dataset.stored
+        state.note_corpora({name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns})
 
     def _divide_scored(self, scored: Corpora) -> list[int | None]:
         """Divides the held-out examples of an evaluation among these corpora by their shares."""
@@ -121,39 +119,45 @@ class TrainingPhase:
     def notes(self) -> list[str]:
         """Lines on the mixture, and on what is not validated."""
         length, parts = self.settings.length, self._mixture.corpora.parts
-        lines = [self._mixture.describe(length, self._mixture.mean.tolist())] * (self._mixed is not None)
+        lines = [self._mixture.describe(self._mixture.mean)] * (self._mixed is not None)
         if not self._without:
             return lines
         of = f" of {', '.join(part.name for part in self._without)}" * (self._mixed is not None)
         left = "no validation" if len(self._without) == len(parts) else "not validated"
         return [*lines, f"no examples of length {length}{of} are held out: {left}"]
 
-    def _count_read(self, state: RunState) -> list[int]:
-        """Counts the sequences of each corpus that the phase has read."""
-        assert self._mixed is not None
-        read: list[int] = self._mixed.count(self.batch_number(state.phase_step) * self.settings.batch).tolist()
-        return read
+    def _count_read(self, state: RunState) -> Array:
+        """Counts the sequences of each corpus that the phase has read; without named corpora, none."""
+        read = self.batch_number(state.phase_step) * self.settings.batch
+        return np.empty(0) if self._mixed is None else self._mixed.count(read)
+
+    def _measure_before(self, state: RunState) -> tuple[Array, Array]:
+        """Computes epochs and pieces of each corpus in the phases before, by the mean pieces of an example."""
+        epochs, pieces = np.zeros((2, len(self._mixture.names)))
+        for phase, read in zip(self._request.recipe.phases[: state.phase], state.corpora, strict=False):
+            for number, part in enumerate(self._mixture.corpora.parts):
+                if part.name in read:
+                    count = read[part.name]["sequences"]
+                    epochs[number] += count / part.count_examples(phase.length)
+                    pieces[number] += count * part.measure_pieces(phase.length)
+        return epochs, pieces
 
     def measure_reading(self, state: RunState) -> dict[str, float]:
-        """Computes epochs and pieces of each named corpus so far, pieces by their mean number in an example; those of
-        an earlier phase count where its examples are of the same stored length."""
+        """Computes figures of what was read of each named corpus so far."""
         if self._mixed is None:
             return {}
-        figures = dict[str, float]()
-        counts = self._count_read(state)
-        for part, before, own in zip(self._mixture.corpora.parts, self._offsets, counts, strict=True):
-            figures[f"epochs/{part.name}"] = (before + own) / part.count_examples(self.settings.length)
-            figures[f"pieces/{part.name}"] = (before + own) * part.measure_pieces(self.settings.length)
-        return figures
+        (epochs, pieces), read, mixture = self._before, self._count_read(state), self._mixture
+        known = {"epochs": epochs + read / mixture.examples, "pieces": pieces + read * mixture.pieces}
+        names = [*enumerate(mixture.names)]
+        return {f"{kind}/{name}": float(values[number]) for kind, values in known.items() for number, name in names}
 
     def finish(self, state: RunState) -> str | None:
         """Notes what a phase at its end has read of each named corpus, and describes it; None without names."""
         if self._mixed is None:
             return None
-        counts = self._count_read(state)
-        self._note_read(state, counts)
-        read = [before + count for before, count in zip(self._offsets, counts, strict=True)]
-        return f"phase {self.settings.name} read {self._mixture.describe(self.settings.length, counts, read)}"
+        read, mixture = self._count_read(state), self._mixture
+        self._note_read(state, read.tolist())
+        return f"phase {self.settings.name} read {mixture.describe(read, self._before[0] + read / mixture.examples)}"
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
         """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting
@@ -262,7 +266,7 @@ class TrainingPhase:
                 told.append(f"{part.name} {objective.total(figures):.4f}")
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
-        told = [f"by corpus: {', '.join(told)}"] * bool(told)
+        told = [f"by corpus: {', '.join(told[:MOST_TOLD])}"] * bool(told)
         return {**figures, **by_corpus}, [*objective.describe_figures(figures), *told], examples
 
 

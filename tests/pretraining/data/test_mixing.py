@@ -30,7 +30,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Corpora:
 def make_slots(first: list[float], last: list[float], sequences: int) -> tuple[Slots, np.ndarray]:
     """Makes the slots of a phase whose shares move, and their exact shares, a row each."""
     whole = [tuple(divide_whole(each, WHOLE).tolist()) for each in (first, last)]
-    slots = Mixture(Corpora(()), *whole).make_slots(sequences)
+    slots = Mixture(Corpora(()), 32, *whole).make_slots(sequences)
     stairs = -(-sequences // 1000) if whole[0] != whole[1] else 1
     middle = (np.minimum(np.arange(sequences + 500) // 1000, stairs - 1) + 0.5)[:, None] / stairs
     return slots, np.array(whole[0]) * (1 - middle) + np.array(whole[1]) * middle
