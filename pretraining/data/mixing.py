@@ -52,6 +52,7 @@ class Mixture:
 
     corpora: Corpora
     length: int
+    """length of the phase"""
     first: tuple[int, ...]
     """shares at the beginning of the phase, in millionths"""
     last: tuple[int, ...]
