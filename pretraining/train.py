@@ -59,7 +59,7 @@ from pretraining.planning.plan import build_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import parse_time_limit
-from pretraining.training.origin import OriginFinder, check_data, read_recorded_base
+from pretraining.training.origin import OriginFinder, check_data, count_recorded_phases, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Branch, Request
@@ -169,7 +169,13 @@ def read_all(
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
     recipe, corpora = load_recipe_and_data(
-        wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
+        wanted.recipe,
+        given,
+        wanted.data,
+        ranks=ranks,
+        device=device,
+        find_shape=finder.shape,
+        done=count_recorded_phases(run),
     )
     if finder.origin is not None and corpora is not None:
         check_data(finder.origin, corpora)

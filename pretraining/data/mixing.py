@@ -91,8 +91,9 @@ class Mixture:
 
     @cached_property
     def examples(self) -> Array:
-        """Training examples of a duplicate of each corpus."""
-        return np.array([part.count_examples(self.length) for part in self.corpora.parts])
+        """Training examples of a duplicate of each corpus; infinite where it has none of the length, so that nothing is
+        read of it."""
+        return np.array([part.count_examples(self.length) or np.inf for part in self.corpora.parts])
 
     @cached_property
     def pieces(self) -> Array:
