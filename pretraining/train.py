@@ -168,14 +168,9 @@ def read_all(
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
+    done, find = count_recorded_phases(run), finder.shape
     recipe, corpora = load_recipe_and_data(
-        wanted.recipe,
-        given,
-        wanted.data,
-        ranks=ranks,
-        device=device,
-        find_shape=finder.shape,
-        done=count_recorded_phases(run),
+        wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=find, done=done
     )
     if finder.origin is not None and corpora is not None:
         check_data(finder.origin, corpora)
