@@ -69,7 +69,7 @@ def describe_tables(found: Results) -> Iterable[ResultTable]:
     kept = {part: keep(found[part]) for part in ("columns", "paper", "signals")}
     judged = [each for each in found["verdicts"] if each["finding"] != "nothing is claimed"]
     rows = [each for each in found["rows"] if any(cell["wanted"] for cell in keep(each["cells"]).values())]
-    notes = [each for each in found["notes"] if not each.startswith("made ")]
+    notes = [each for each in found["notes"] if not each.startswith(("made ", "not asked"))]
     shown = {**found, **kept, "rows": rows, "verdicts": judged, "notes": notes}
     return build_tables(TableResult.model_validate(shown, strict=False))
 
