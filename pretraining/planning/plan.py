@@ -19,13 +19,7 @@ from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning import cost, memory
-from pretraining.planning.amount import (
-    USUAL_EPOCHS,
-    SequenceStatistics,
-    measure_phase,
-    most_predictions,
-    warn_of_disproportion,
-)
+from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
 USEFUL_SHARE, USEFUL_RANGE = 0.5, (0.132, 0.77)
@@ -74,9 +68,8 @@ class Target:
     @property
     def stages(self) -> list[Target]:
         """The run under each ZeRO stage that there is: 0 only in fp32, no 3 for ranks that share a model."""
-        return [
-            self.change_section("parallel", zero=zero) for zero in range(self.dtype != "fp32", 4 - (self.tensor > 1))
-        ]
+        stages = range(self.dtype != "fp32", 4 if self.tensor == 1 else 3)
+        return [self.change_section("parallel", zero=zero) for zero in stages]
 
     @property
     def shape(self) -> Shape:
@@ -179,14 +172,13 @@ class Plan:
         for phase in {each.objective: each for each in target.recipe.phases}.values():
             yield from configure_objective(target.recipe.in_phase(phase).objective).list_notes(target.shape_in(phase))
         if target.manifest is None:
-            pieces = target.shape.vocabulary
-            yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"
             share = " and ".join(f"{share:.0%} of {length}" for length, share in FILLED.items())
-            yield f"the least time is that of Wikipedia, unpadded, which fills {share} pieces"
-            yield f"the fewest shards are read {USUAL_EPOCHS} times, as BERT's text was; the most once"
+            yield f"no --data: a vocabulary of {target.shape.vocabulary:,} and full sequences are assumed"
+            yield f"Wikipedia fills {share} pieces: the least time is that of such sequences without padding"
         if target.cluster is not None:
             yield f"hours for {target.where}: docs/planning.md"
-            yield self.range
+            if self.fits:
+                yield self.range
         elif flops is not None:
             tflops = f"{flops / 1e12:,.4g} TFLOP/s"
             yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful"
@@ -236,21 +228,23 @@ class Plan:
 
     @property
     def span(self) -> tuple[float, float, float] | None:
-        """Seconds of all phases: least, planned and most; None if unknown. By the clock they are the same."""
-        seconds, useful = self.seconds, USEFUL_RANGE
+        """Seconds of all phases: least, planned and most; None if unknown. By the clock they are the same.
+
+        Without data the least time is that of sequences which are filled as those of Wikipedia.
+        """
+        seconds, (least, most) = self.seconds, cost.PUBLISHED
         if seconds is None or not self.fits:
             return None
         if self.target.recipe.hours is not None:
             return seconds, seconds, seconds
-        filled = 1.0
+        quick, slow = (USEFUL_SHARE / share * seconds for share in USEFUL_RANGE[::-1])
+        if self.target.cluster is not None:
+            hosts = [self.change_host(launch).seconds or seconds for launch in cost.LAUNCHES]
+            quick, slow = min(least * seconds, hosts[0]), max(most * seconds, hosts[1])
         if self.target.manifest is None:
-            shares = ((FILLED[128 if each.phase.length <= 128 else 512], each.seconds or 0.0) for each in self.phases)
-            filled = sum(share * time for share, time in shares) / seconds
-        if self.target.cluster is None:
-            return filled * seconds * USEFUL_SHARE / useful[1], seconds, seconds * USEFUL_SHARE / useful[0]
-        hosts = [self.change_host(launch).seconds or seconds for launch in cost.LAUNCHES]
-        least, most = cost.PUBLISHED
-        return filled * min(least * seconds, hosts[0]), seconds, max(most * seconds, hosts[1])
+            shares = (FILLED[128 if each.phase.length <= 128 else 512] * (each.seconds or 0.0) for each in self.phases)
+            quick *= sum(shares) / seconds
+        return quick, seconds, slow
 
     @property
     def range(self) -> str:
@@ -261,9 +255,9 @@ class Plan:
         quick, slow = (self.change_host(launch).step_seconds for launch in cost.LAUNCHES)
         if slow > quick:
             said += f"; steps take {quick:.3g} to {slow:.3g} s by the speed of the host, here {self.step_seconds:.3g}"
-        if self.target.recipe.hours is not None or self.span is None:
+        if self.target.recipe.hours is not None:
             return f"the clock ends it, after as many fewer or more steps: {said}"
-        low, _, high = map(duration, self.span)
+        low, _, high = map(duration, self.span or ())
         return f"from {low} to {high}: {said}"
 
     def change_host(self, launch: float) -> Plan:

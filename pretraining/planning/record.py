@@ -1,6 +1,6 @@
 """Records a plan in numbers: what `train.py --check --json` and `planner.py --json` print, and what the tables show.
 
-Sizes are in bytes, times in hours unless a name says otherwise. What is unknown is None.
+Sizes are in bytes and times in seconds unless a name says otherwise. What is unknown is None, or not there.
 """
 
 from __future__ import annotations
@@ -26,58 +26,47 @@ TOLD = 0.03
 
 def record_plan(plan: Plan, hour_price: float | None = None, notes: Iterable[str] = ()) -> Record:
     """Records the plan of a run; `hour_price` is that of a rank, `notes` come after those of the plan."""
-    target, shape, ranks = plan.target, plan.target.shape, plan.target.all_ranks
+    target, shape = plan.target, plan.target.shape
     return {
-        "where": target.where,
-        "parameters": num_parameters(shape),
-        "dtype": target.dtype,
-        "ranks": ranks,
+        **{name: getattr(target, name) for name in ("where", "dtype", "zero", "ranks", "all_ranks", "tensor")},
         **{name: getattr(shape, name) for name in ("layers", "hidden", "heads", "vocabulary")},
-        "ranks_of_a_model": target.tensor,
-        "zero": target.zero,
+        "parameters": num_parameters(shape),
         "optimizer": target.recipe.optimizer.name,
-        "fits": plan.fits,
         "flags": write_flags(plan),
-        "efficiency": plan.efficiency,
-        **{name: sum_known(getattr(each, name) for each in plan.phases) for name in ("steps", "pieces")},
+        **{name: getattr(plan, name) for name in ("fits", "efficiency", "warning")},
+        **{name: sum_known(getattr(each, name) for each in plan.phases) for name in ("steps", "pieces", "seconds")},
         "phases": [_record_phase(target, planned) for planned in plan.phases],
         "memory": [*_record_memory(plan)],
-        "checkpoints_kept": target.recipe.checkpoints.keep,
         "estimates": dict(_estimate(plan, hour_price)),
         "notes": [*plan.notes, *notes],
-        "warning": plan.warning,
     }
 
 
 def record_cluster(recipe: str, plans: Sequence[Plan], sizes: Sequence[Plan], hour_price: float | None) -> Record:
     """Records the plans of a cluster, first that of the recipe's ZeRO stage, and those of other numbers of ranks."""
-    return {
-        "recipe": recipe,
-        "where": plans[0].target.where,
-        "advice": [*_advise(plans)] if plans[0].fits else [],
-        "stages": [record_plan(plan, hour_price) for plan in plans],
-        "sizes": [record_plan(plan, hour_price) for plan in sizes],
-    }
+    stages, others = ([record_plan(plan, hour_price) for plan in each] for each in (plans, sizes))
+    return {"recipe": recipe, "advice": [*_advise(plans)], "stages": stages, "sizes": others}
 
 
 def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Record]]:
     """Estimates what a run takes, as far as it is known: a name with the unit, the range, and the planned value."""
     target, shape, parameters = plan.target, plan.target.shape, num_parameters(plan.target.shape)
-    if (span := plan.span) is not None:
-        hours = [seconds / 3600 for seconds in span]
-        rates = {"cost": hour_price, "energy_kWh": target.watts and target.watts / 1000}
-        factors = {name: target.all_ranks * rate for name, rate in rates.items() if rate is not None}
-        for name, factor in {"hours": 1.0, **factors}.items():
-            yield name, dict(zip(("low", "planned", "high"), (factor * each for each in hours), strict=True))
+    rates = {"hours": 1 / target.all_ranks, "cost": hour_price, "energy_kWh": target.watts and target.watts / 1000}
+    for name, rate in rates.items():
+        if plan.span is not None and rate is not None:
+            values = (rate * target.all_ranks * seconds / 3600 for seconds in plan.span)
+            yield name, dict(zip(("low", "planned", "high"), values, strict=True))
     state = find_optimizer(target.recipe.optimizer).state_bytes
-    for name, size in {"checkpoint_GB": 4 + state, "export_GB": 4}.items():
-        yield name, {"planned": size * parameters / 1e9}
+    yield "checkpoint_GB", {"planned": (4 + state) * parameters / 1e9}
+    yield "checkpoints_kept", {"planned": target.recipe.checkpoints.keep}
+    yield "export_GB", {"planned": 4 * parameters / 1e9}
     amounts = [("preparation_core_hours_per_GB_of_text", 1e9, PREPARED)]
     if target.manifest is not None:
         yield "shards_GB", {"planned": target.manifest.bytes / 1e9}
         amounts.append(("preparation_core_hours", target.manifest.corpus.text_bytes, PREPARED))
     elif (read := sum_known(map(_count_bytes, plan.phases))) is not None:
-        yield "shards_GB", {"low": read / USUAL_EPOCHS / 1e9, "high": read / 1e9}
+        source = f"text that is read {USUAL_EPOCHS} times, as BERT's, or once"
+        yield "shards_GB", {"low": read / USUAL_EPOCHS / 1e9, "high": read / 1e9, "source": source}
     if target.room.on_cpu and (shape.layers, shape.hidden) == TUNED_MODEL:
         amounts.append(("fine_tuning_hours_per_million_sentences", 1e6, TUNED))
     for name, amount, (slow, quick, source) in amounts:
@@ -90,22 +79,22 @@ def _count_bytes(planned: PhasePlan) -> float | None:
     return planned.sequences and planned.sequences * (size * text.pieces + 2 * size * text.predictions + 15)
 
 
+PLANNED = ("micro_batch", "accumulation", "steps", "pieces", "epochs", "seconds", "efficiency")
+
+
 def _record_phase(target: Target, planned: PhasePlan) -> Record:
     phase, step = planned.phase, planned.step
     parts = {} if step is None else {**step._asdict(), "in all": step.total}
     return {
         **{name: getattr(phase, name) for name in ("name", "objective", "length", "batch")},
-        **{name: getattr(planned, name) for name in ("micro_batch", "accumulation", "steps", "pieces", "epochs")},
-        "micro_batch_is_estimate": phase.micro_batch == "auto",
-        "data_ranks": target.ranks,
+        **{name: getattr(planned, name) for name in PLANNED},
         "stored_length": planned.statistics.stored,
         "pieces_a_sequence": planned.statistics.pieces,
+        "micro_batch_is_estimate": phase.micro_batch == "auto",
         "bytes_of_a_rank": target.bytes_needed(phase, planned.micro_batch),
         "learning_rates": _find_learning_rates(planned.schedule),
-        "hours": planned.seconds and planned.seconds / 3600,
         "step_seconds": {name: part for name, part in parts.items() if name != "sums" or target.tensor > 1},
         "sequences_per_second": step and phase.batch / step.total,
-        "efficiency": planned.efficiency,
     }
 
 
@@ -130,6 +119,8 @@ def _record_memory(plan: Plan) -> Iterator[Record]:
 def _advise(plans: Sequence[Plan]) -> Iterator[str]:
     """Returns the options for the recipe's own stage, and for another if that is clearly faster."""
     own, *others = plans
+    if not own.fits:
+        return
     yield f"to take: {write_flags(own)}"
     faster = min((plan for plan in others if plan.fits), key=lambda plan: plan.step_seconds, default=own)
     if faster.step_seconds < (1 - TOLD) * own.step_seconds:

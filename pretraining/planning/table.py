@@ -26,8 +26,7 @@ def render_cluster(cluster: Record) -> RenderableType:
     """Renders the plans of a cluster, first that of the recipe's ZeRO stage: memory, the parts of a step's time, and
     other numbers of GPUs."""
     own, *_ = cluster["stages"]
-    title = f"{cluster['recipe']} on {cluster['where']}"
-    parts = list[RenderableType]([title, "", _stage_table(cluster["stages"]), ""])
+    parts = list[RenderableType]([f"{cluster['recipe']} on {own['where']}", "", _stage_table(cluster["stages"]), ""])
     if own["fits"]:
         parts += [_memory_table(own), "", _estimate_table(own), "", *(Text(f"- {note}") for note in own["notes"]), ""]
         parts += [_step_table(own), "", *cluster["advice"], "", _size_table(cluster["sizes"])]
@@ -36,7 +35,7 @@ def render_cluster(cluster: Record) -> RenderableType:
 
 def _size_table(plans: Iterable[Record]) -> Table:
     """Makes a table of the time and cost of a run on other numbers of GPUs."""
-    rows = [[f"{plan['ranks']:,}", f"{plan['efficiency']:.1%}", *_format_planned(plan)] for plan in plans]
+    rows = [[f"{plan['all_ranks']:,}", f"{plan['efficiency']:.1%}", *_format_planned(plan)] for plan in plans]
     return _make_table(["GPUs", "efficiency", "time", "cost"], rows)
 
 
@@ -51,7 +50,7 @@ def _make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _describe_model(plan: Record) -> str:
-    ranks, tensor = plan["ranks"], plan["ranks_of_a_model"]
+    ranks, tensor = plan["all_ranks"], plan["tensor"]
     shared = f", {tensor} to a model" if tensor > 1 else ""
     return (
         f"{plan['parameters'] / 1e6:,.1f}M parameters: {plan['layers']} layers of {plan['hidden']}, "
@@ -61,53 +60,51 @@ def _describe_model(plan: Record) -> str:
 
 
 def _phase_table(plan: Record) -> Table:
-    rows = [_phase_row(phase) for phase in plan["phases"]]
+    rows = [_phase_row(phase, plan["ranks"]) for phase in plan["phases"]]
     if len(rows) > 1:
         steps, pieces = (_format_number(plan[name]) for name in ("steps", "pieces"))
-        rows.append(["in all", "", "", steps, "", pieces, "", "", *_format_planned(plan)[:1]])
-    sizes = f"batch = micro x accumulated x {'data ' * (plan['ranks_of_a_model'] > 1)}ranks"
+        rows.append(["in all", "", "", steps, "", pieces, "", "", _format_duration(plan["seconds"])])
+    sizes = f"batch = micro x accumulated x {'data ' * (plan['tensor'] > 1)}ranks"
     columns = ["phase", "length", sizes, "steps", "learning rate", "pieces", "a sequence", "epochs", "time"]
     return _make_table(columns, rows)
 
 
-def _phase_row(phase: Record) -> list[str]:
+def _phase_row(phase: Record, ranks: int) -> list[str]:
     name, objective, about = phase["name"], phase["objective"], "~" if phase["micro_batch_is_estimate"] else ""
     length, stored = phase["length"], phase["stored_length"]
     micro, accumulation = phase["micro_batch"], phase["accumulation"]
     return [
         name if objective is None else f"{name} ({objective})",
         str(length) if length == stored else f"{length} of {stored}",  # cut out of longer examples
-        f"{phase['batch']:,} = {about}{micro} x {about}{accumulation} x {phase['data_ranks']}",
+        f"{phase['batch']:,} = {about}{micro} x {about}{accumulation} x {ranks}",
         _format_number(phase["steps"]),
         " .. ".join(f"{each:.2g}" for each in phase["learning_rates"]),
         _format_number(phase["pieces"]),
         f"{phase['pieces_a_sequence']:.1f}",
         UNKNOWN if phase["epochs"] is None else f"{phase['epochs']:,.2f}",
-        _format_hours(phase["hours"]),
+        _format_duration(phase["seconds"]),
     ]
 
 
 def _memory_table(plan: Record) -> Table:
-    rows = [
-        [_name_stage(zero, plan), *map(_format_gigabytes, sizes)] for zero, *sizes in map(dict.values, plan["memory"])
-    ]
+    stages = {each["zero"]: [size / 1e9 for size in each.values()][1:] for each in plan["memory"]}
+    rows = [[_name_stage(zero, plan["zero"]), *map(_format_digits, sizes)] for zero, sizes in stages.items()]
     title = "memory of a rank, GB, an estimate"
     return _make_table([title, "weights", "gradients", "optimizer", "on the host", "+ activations", "recomputed"], rows)
 
 
 def _estimate_table(plan: Record) -> Table:
-    """Makes a table of what a run takes: the range, the planned value, and the file of the measurement."""
-    estimates = {**plan["estimates"], "checkpoints kept": {"planned": plan["checkpoints_kept"]}}
+    """Makes a table of what a run takes: the range, the planned value, and the source."""
     table = _make_table(["estimates", "low", "planned", "high"], [])
-    table.add_column("measured in")
-    for name, values in estimates.items():
+    table.add_column("source")
+    for name, values in plan["estimates"].items():
         numbers = (_format_digits(values[each]) if each in values else "" for each in ("low", "planned", "high"))
         table.add_row(name.replace("_", " "), *numbers, values.get("source"))
     return table
 
 
-def _name_stage(zero: int, own: Record) -> str:
-    return f"ZeRO {zero}" + " (this recipe)" * (zero == own["zero"])
+def _name_stage(zero: int, own: int) -> str:
+    return f"ZeRO {zero}" + " (this recipe)" * (zero == own)
 
 
 def _format_number(value: float | None) -> str:
@@ -120,12 +117,8 @@ def _format_number(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def _format_hours(hours: float | None) -> str:
-    return UNKNOWN if hours is None else duration(3600 * hours)
-
-
-def _format_gigabytes(size: float) -> str:
-    return f"{size / 1e9:,.1f}" if size >= 1e10 else f"{size / 1e9:.2f}"
+def _format_duration(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else duration(seconds)
 
 
 def _format_digits(value: float) -> str:
@@ -140,7 +133,7 @@ def _stage_table(plans: Sequence[Record]) -> Table:
         if plan["fits"]:
             choices = zip(*map(_list_choice, plan["phases"]), strict=True)
             cells = [*map("\n".join, choices), *_format_planned(plan)]
-        rows.append([_name_stage(plan["zero"], plans[0]), *cells])
+        rows.append([_name_stage(plan["zero"], plans[0]["zero"]), *cells])
     return _make_table(["fastest of each", *columns, "time", "cost"], rows)
 
 
@@ -156,11 +149,11 @@ def _step_table(plan: Record) -> Table:
     names, rows = list(plan["phases"][0]["step_seconds"]), []
     for phase in plan["phases"]:
         cells = [f"{seconds:.4f}" for seconds in phase["step_seconds"].values()]
-        rows.append([phase["name"], *cells, f"{phase['steps'] or 0:,.0f}", _format_hours(phase["hours"])])
+        rows.append([phase["name"], *cells, f"{phase['steps'] or 0:,.0f}", _format_duration(phase["seconds"])])
     return _make_table(["seconds of a step", *names, "steps", "phase takes"], rows)
 
 
 def _format_planned(plan: Record) -> tuple[str, str]:
     """Formats the planned time and, with a price, the cost."""
-    hours, cost = (plan["estimates"].get(name, {}).get("planned") for name in ("hours", "cost"))
-    return _format_hours(hours), "" if cost is None else f"{cost:,.0f}"
+    cost = plan["estimates"].get("cost")
+    return _format_duration(plan["seconds"]), "" if cost is None else f"{cost['planned']:,.0f}"
