@@ -215,7 +215,6 @@ def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str],
     for word in words:
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
             yield f"{word}: only for train.py --check; leave it out"
-            return
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
@@ -263,17 +262,19 @@ def run_program(command: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
-    """Submits the jobs in order, or describes them. If one is refused, those before it are cancelled."""
+    """Submits the jobs in order, or prints them, unless something must be mended. If one is refused, those before it are
+    cancelled."""
     submitted: dict[str, str] = {}
-    faults = "\n".join(line for job in jobs for line in job.faults)
-    if faults and not dry:
-        raise UserError(faults)
+    for job in jobs if dry else ():
+        print(describe_job(job, site), format_command(job, job.command(submitted), site), sep="\n", flush=True)
+        submitted[job.step] = f"${job.step}"
+    faults = [line for job in jobs for line in job.faults]
+    if faults:
+        raise UserError("\n".join(faults))
+    if dry:
+        return
     for job in jobs:
         command = job.command(submitted)
-        if dry:
-            submitted[job.step] = f"${job.step}"
-            print(describe_job(job, site), format_command(job, command, site), sep="\n", flush=True)
-            continue
         try:
             submitted[job.step] = call_sbatch(command, {**os.environ, **site})
         except (UserError, KeyboardInterrupt) as error:
@@ -281,11 +282,8 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
             said = error if isinstance(error, UserError) else "interrupted; squeue --me shows whether Slurm took it"
             raise UserError(f"{job.step}: {said}{left}") from None
         print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}")
-    if faults:
-        raise UserError(f"not to be submitted yet:\n{faults}")
-    if not dry:
-        shown = ",".join(submitted.values())
-        print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
+    shown = ",".join(submitted.values())
+    print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
 
 
 def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:

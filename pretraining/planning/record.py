@@ -56,14 +56,13 @@ def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Recor
         if plan.span is not None and rate is not None:
             values = (rate * target.all_ranks * seconds / 3600 for seconds in plan.span)
             yield name, dict(zip(("low", "planned", "high"), values, strict=True))
-    state = find_optimizer(target.recipe.optimizer).state_bytes
-    yield "checkpoint_GB", {"planned": (4 + state) * parameters / 1e9}
+    yield "checkpoint_GB", {"planned": (4 + find_optimizer(target.recipe.optimizer).state_bytes) * parameters / 1e9}
     yield "checkpoints_kept", {"planned": target.recipe.checkpoints.keep}
     yield "export_GB", {"planned": 4 * parameters / 1e9}
     amounts = [("preparation_core_hours_per_GB_of_text", 1e9, PREPARED)]
-    if target.manifest is not None:
-        yield "shards_GB", {"planned": target.manifest.bytes / 1e9}
-        amounts.append(("preparation_core_hours", target.manifest.corpus.text_bytes, PREPARED))
+    if (data := target.manifest) is not None:
+        yield "shards_GB", {"planned": (data.bytes + sum(file.size for file in data.kept)) / 1e9}
+        amounts.append(("preparation_core_hours", data.corpus.text_bytes, PREPARED))
     elif (read := sum_known(map(_count_bytes, plan.phases))) is not None:
         source = f"text that is read {USUAL_EPOCHS} times, as BERT's, or once"
         yield "shards_GB", {"low": read / USUAL_EPOCHS / 1e9, "high": read / 1e9, "source": source}

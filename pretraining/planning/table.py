@@ -72,11 +72,10 @@ def _phase_table(plan: Record) -> Table:
 def _phase_row(phase: Record, ranks: int) -> list[str]:
     name, objective, about = phase["name"], phase["objective"], "~" if phase["micro_batch_is_estimate"] else ""
     length, stored = phase["length"], phase["stored_length"]
-    micro, accumulation = phase["micro_batch"], phase["accumulation"]
     return [
         name if objective is None else f"{name} ({objective})",
         str(length) if length == stored else f"{length} of {stored}",  # cut out of longer examples
-        f"{phase['batch']:,} = {about}{micro} x {about}{accumulation} x {ranks}",
+        f"{phase['batch']:,} = {about}{phase['micro_batch']} x {about}{phase['accumulation']} x {ranks}",
         _format_number(phase["steps"]),
         " .. ".join(f"{each:.2g}" for each in phase["learning_rates"]),
         _format_number(phase["pieces"]),
@@ -95,12 +94,11 @@ def _memory_table(plan: Record) -> Table:
 
 def _estimate_table(plan: Record) -> Table:
     """Makes a table of what a run takes: the range, the planned value, and the source."""
-    table = _make_table(["estimates", "low", "planned", "high"], [])
-    table.add_column("source")
+    rows, columns = [], ("low", "planned", "high")
     for name, values in plan["estimates"].items():
-        numbers = (_format_digits(values[each]) if each in values else "" for each in ("low", "planned", "high"))
-        table.add_row(name.replace("_", " "), *numbers, values.get("source"))
-    return table
+        numbers = (_format_digits(values[each]) if each in values else "" for each in columns)
+        rows.append([name.replace("_", " "), *numbers, values.get("source", "")])
+    return _make_table(["estimates", *columns, "source"], rows)
 
 
 def _name_stage(zero: int, own: int) -> str:
