@@ -262,8 +262,8 @@ def run_program(command: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
-    """Submits the jobs in order, or prints them, unless something must be mended. If one is refused, those before it are
-    cancelled."""
+    """Submits the jobs in order, or prints them, unless something must be mended. If one is refused, those before it
+    are cancelled."""
     submitted: dict[str, str] = {}
     for job in jobs if dry else ():
         print(describe_job(job, site), format_command(job, job.command(submitted), site), sep="\n", flush=True)

@@ -174,7 +174,7 @@ class Plan:
         if target.manifest is None:
             share = " and ".join(f"{share:.0%} of {length}" for length, share in FILLED.items())
             yield f"no --data: a vocabulary of {target.shape.vocabulary:,} and full sequences are assumed"
-            yield f"Wikipedia fills {share} pieces: the least time is that of such sequences without padding"
+            yield f"real text takes less; the lowest is for Wikipedia, which fills {share} pieces"
         if target.cluster is not None:
             yield f"hours for {target.where}: docs/planning.md"
             if self.fits:
