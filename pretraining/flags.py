@@ -49,6 +49,10 @@ class Train:
     """With --check: the ranks to plan for (default: those it is started with)."""
     gpu: Annotated[str | None, OF_PLAN] = None
     """With --check: plan memory and hours for these GPUs, 8 a node: v100-32, a100-80, h100-80, h200, …"""
+    price_per_gpu_hour: Annotated[float | None, OF_PLAN] = None
+    """With --check: price of a GPU, or of a rank without one, for an hour, in any currency."""
+    json: Annotated[bool, OF_PLAN] = False
+    """With --check: print JSON, for a file: `> FILE`."""
 
 
 @dataclass(frozen=True)

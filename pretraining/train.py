@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
     print_help_if_asked(Train, sys.argv[1:], "train.py", "training")  # without PyTorch
 
+import json
 import os
 import re
 from contextlib import suppress
@@ -55,6 +56,7 @@ from pretraining.devices import find_kind
 from pretraining.flags import Train
 from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
 from pretraining.planning.plan import build_plan
+from pretraining.planning.record import record_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import parse_time_limit
@@ -106,8 +108,11 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
         plan = plan_run(recipe, manifest, readers, ranks == world.size)
-    console.print(render_plan(plan))
-    console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
+    record = record_plan(plan, wanted.price_per_gpu_hour, notes)
+    if wanted.json:
+        print(json.dumps(record, indent=1))
+    else:
+        console.print(render_plan(record))
     if wanted.gpu is not None:
         check_fit(plan.target)
 
@@ -115,7 +120,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
 def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
     """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
     *_, (recipe, manifest, _) = check_all(
-        lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu),
+        lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu, price_per_gpu_hour=wanted.price_per_gpu_hour),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
@@ -127,7 +132,8 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    faults += [f"--{name}: only with --check" for name in ("ranks", "gpu") if getattr(wanted, name) is not None]
+    of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if getattr(wanted, name)]
+    faults += [f"--{name.replace('_', '-')}: only with --check" for name in of_plan]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
