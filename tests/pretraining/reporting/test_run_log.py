@@ -17,7 +17,8 @@ from rich.console import Console
 from support.commands import assert_refusal
 from support.processes import spawn
 from support.records import RECORD, SCORES, open_log
-from tensorboard.backend.event_processing import event_accumulator as events
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
@@ -84,15 +85,29 @@ def test_a_damaged_line_is_named_and_left(tmp_path: Path) -> None:
     assert path.read_text().count("\n") == 3
 
 
-def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
-    """Of the phase and the time left, which the lines of JSON have."""
-    with open_log(tmp_path, tensorboard=True) as log:
+def log_twice(run: Path) -> None:
+    """Logs steps for TensorBoard, and then the last of them again, with a score."""
+    run.mkdir(exist_ok=True)
+    with open_log(run, tensorboard=True) as log:
         for step in (10, 20, 30):
             log.write(replace(RECORD, step=step, loss=1.0))
-    with open_log(tmp_path, tensorboard=True, first_step=21) as log:
+    with open_log(run, tensorboard=True, first_step=21) as log:
         log.write(replace(RECORD, step=30, loss=2.0))
         log.write(replace(SCORES, step=30))
-    found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
+
+
+def test_tensorboard_goes_on_with_the_files_of_an_older_run(tmp_path: Path) -> None:
+    (tmp_path / "old" / TENSORBOARD).mkdir(parents=True)
+    log_twice(tmp_path / "old")
+    found = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    assert [*found.Runs()] == [f"old/{TENSORBOARD}"]
+
+
+def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
+    """Of the phase and the time left, which the lines of JSON have."""
+    log_twice(tmp_path / "mini")
+    assert [*EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()] == ["mini"]
+    found = EventAccumulator(str(tmp_path / "mini"))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
     names = found.Tags()["scalars"]
@@ -147,8 +162,8 @@ def test_a_full_disk_is_told(how: str, tmp_path: Path) -> None:
     environment = {"CLOZE_FOLDER": str(tmp_path), "CLOZE_HOW": how}
     [done] = spawn(1, log_until_the_disk_is_full, environment=environment)
     assert done.code == 0, done.errors
-    name = TENSORBOARD if how == "tensorboard" else METRICS
-    assert done.result.startswith(f"{tmp_path / name}: cannot be written: File too large")
+    path = tmp_path if how == "tensorboard" else tmp_path / METRICS
+    assert done.result.startswith(f"{path}: cannot be written: File too large")
     assert how == "tensorboard" or done.output + done.errors == "", "beside what TensorBoard's thread prints"
     cut_metrics(tmp_path / METRICS, 100_000)
     assert [line["step"] for line in read_lines(tmp_path)] == list(range(len(read_lines(tmp_path))))
