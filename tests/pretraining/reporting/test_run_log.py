@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from support.commands import assert_refusal
 from support.processes import spawn
@@ -23,6 +24,7 @@ from tensorboard.backend.event_processing.plugin_event_multiplexer import EventM
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
 from pretraining.objectives.declaration import list_loss_curves
+from pretraining.reporting import figures
 from pretraining.reporting.console import format_number
 from pretraining.reporting.figures import draw_chart
 from pretraining.reporting.metrics_file import METRICS, Logged, read_newest_records, read_step_records
@@ -227,6 +229,21 @@ def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
     assert np.asarray(raw.get_ydata()).tolist() == [9.0 - step / 20 for step in range(1, 101)]
     assert len(np.asarray(smoothed.get_ydata())) == 100
     assert (np.asarray(validation.get_xdata()).tolist(), validation.get_label()) == ([50.0, 100.0], "validation")
+
+
+def test_phases_of_other_lengths_have_lines_of_their_own(straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the losses nor their average go on from one to the next; its length stands above each."""
+    records = [{"step": step, "phase": 1 + (step > 150), "masked_loss": 9.0 - step // 151} for step in range(1, 301)]
+    trained = [*map(Logged.from_record, records)]
+    [axes] = draw_chart(trained, trained[99::50], "mini", {"masked_loss": "loss"}, [128]).axes
+    values = [{*np.asarray(line.get_ydata())} for line in axes.lines]
+    assert values == [{9.0}] * 3 + [{8.0}] * 3, "raw, smoothed and validation of each phase"
+    assert [text.get_text() for text in axes.texts] == ["length 128", "phase 2"]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training, smoothed", "validation"]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, _: drawn.append(figure))
+    figures.draw_losses(straight, list_loss_curves())
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["length 32", "length 64"]
 
 
 def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
