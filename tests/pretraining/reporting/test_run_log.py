@@ -239,7 +239,9 @@ def test_phases_of_other_lengths_have_lines_of_their_own(straight: Path, monkeyp
     values = [{*np.asarray(line.get_ydata())} for line in axes.lines]
     assert values == [{9.0}] * 3 + [{8.0}] * 3, "raw, smoothed and validation of each phase"
     assert [text.get_text() for text in axes.texts] == ["length 128", "phase 2"]
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training, smoothed", "validation"]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["training, smoothed", "validation"]
     drawn: list[Figure] = []
     monkeypatch.setattr(figures, "save", lambda figure, _: drawn.append(figure))
     figures.draw_losses(straight, list_loss_curves())
