@@ -41,6 +41,8 @@ class Train:
     """Stop after the phase of this name; the same command without it goes on."""
     time_limit: str = "auto"
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
+    shorten: float = 1.0
+    """Train this share of the steps or hours of every phase, warm-up included: 0.05 tries the recipe."""
     profile: Annotated[int, Shown.SELDOM] = 0
     """Write a trace of this many steps, and a table of what took the time, into the run folder."""
     check: bool = False

@@ -49,9 +49,10 @@ from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import RECORD, list_finished
+from pretraining.checkpoint.record import RECIPE, RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
+from pretraining.config.shortening import check_share, shorten_recipe
 from pretraining.devices import find_kind
 from pretraining.flags import Train
 from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
@@ -60,6 +61,7 @@ from pretraining.planning.record import record_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import parse_time_limit
+from pretraining.training.changes import compare_recipes
 from pretraining.training.origin import OriginFinder, check_data, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
@@ -101,8 +103,8 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if world.rank > 0:
         return
     ranks = world.size if wanted.ranks is None else wanted.ranks
-    recipe, manifest = read_plan(wanted, overrides, ranks)
-    *_, notes = read_sample(recipe, manifest, wanted.data)
+    recipe, manifest, notes = read_plan(wanted, overrides, ranks)
+    notes += read_sample(recipe, manifest, wanted.data)[-1]
     if wanted.gpu is not None:
         plan = build_plan(make_target(recipe, manifest, wanted.gpu, *split_ranks(ranks)))
     else:
@@ -117,15 +119,15 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         check_fit(plan.target)
 
 
-def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None]:
-    """Reads the recipe for this number of ranks and the data's manifest, if any; raises all faults at once."""
-    *_, (recipe, manifest, _) = check_all(
+def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None, tuple[str, ...]]:
+    """Reads the recipe for this number of ranks, the data's manifest, if any, and notes; raises all faults at once."""
+    *_, (recipe, manifest, _, notes) = check_all(
         lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu, price_per_gpu_hour=wanted.price_per_gpu_hour),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
-    return recipe, manifest
+    return recipe, manifest, notes
 
 
 def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
@@ -147,7 +149,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
     limit = parse_time_limit(wanted.time_limit)
     try:
-        recipe, manifest, origin = read_all(wanted, overrides, world.size, find_kind())
+        recipe, manifest, origin, notes = read_all(wanted, overrides, world.size, find_kind())
     except SharedError:
         raise  # another rank's
     except UserError as error:
@@ -157,14 +159,17 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or manifest is None or wanted.data is None or out is None:
         raise UserError("\n".join(faults))
-    how = (wanted.stop_after, limit, wanted.profile, *read_sample(recipe, manifest, wanted.data))
+    pairs, retrieval, lines = read_sample(recipe, manifest, wanted.data)
+    how = (wanted.stop_after, limit, wanted.profile, pairs, retrieval, (*notes, *lines))
     return Request(recipe, wanted.data, manifest, out, origin, *how, branch)
 
 
 def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
-) -> tuple[Recipe, Manifest | None, StoredModel | None]:
-    """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
+) -> tuple[Recipe, Manifest | None, StoredModel | None, tuple[str, ...]]:
+    """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other.
+
+    Returns them with a note on what --shorten has changed in the recipe."""
     run, base = wanted.out, wanted.init
     if wanted.branch is not None and (run is None or not list_finished(run)):
         run = Branch.parse(wanted.branch).run
@@ -172,12 +177,17 @@ def read_all(
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
-    recipe, manifest = load_recipe_and_data(
-        wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=finder.shape
+    load = partial(load_recipe_and_data, ranks=ranks, device=device, find_shape=finder.shape)
+    _, (recipe, manifest) = check_all(
+        lambda: check_share(wanted.shorten, wanted.recipe, wanted.out and wanted.out / RECIPE),
+        lambda: load(wanted.recipe, given, wanted.data),
     )
     if finder.origin is not None and manifest is not None and wanted.data is not None:
         check_data(finder.origin, wanted.data, manifest)
-    return recipe, manifest, finder.origin
+    shortened = recipe if wanted.shorten == 1 else shorten_recipe(recipe, wanted.shorten)
+    changes = [f"{name} {then} -> {now}" for name, then, now in compare_recipes(recipe, shortened)]
+    notes = (f"all phases shortened to {100 * wanted.shorten:.3g}%: {', '.join(changes)}",) if changes else ()
+    return shortened, manifest, finder.origin, notes
 
 
 if __name__ == "__main__":

@@ -251,7 +251,7 @@ def test_charts_are_drawn_beside_results(tmp_path: Path) -> None:
     assert call("run_task", toy.command("out", *grid), charts=True) == 0
     assert pictures(toy.folder / "out" / "toy") == {"curves"}
     assert len(results(toy.folder / "out")["runs"]) == 2
-    events = EventAccumulator(str(toy.folder / "out" / "toy" / "lr0.001-seed1" / "tensorboard"))
+    events = EventAccumulator(str(toy.folder / "out" / "toy" / "lr0.001-seed1"))
     events.Reload()
     assert {tag.partition("/")[0] for tag in events.Tags()["scalars"]} == {"train", "dev", "test"}
     assert {"dev/accuracy", "test/accuracy"} <= set(events.Tags()["scalars"])
