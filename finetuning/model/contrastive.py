@@ -46,7 +46,7 @@ class VectorModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the vectors of texts (s, H), in fp32."""
-        return self.pooling.pool(self.encode(batch), batch.starts)
+        return self.pooling.compute(self.encode, batch)
 
 
 class Contrast:

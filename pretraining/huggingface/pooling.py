@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, read_table, write_json
+from pretraining.model.batch import Batch
 
 MODULES, POOLING, NORMALIZE = "modules.json", "1_Pooling", "2_Normalize"
 CONFIG, LENGTH = "config.json", "sentence_bert_config.json"
@@ -31,13 +33,13 @@ class Pooling:
     normalizes: bool = False
     """whether vectors have the length 1"""
 
-    def pool(self, hidden: Tensor, starts: Tensor) -> Tensor:
-        """Computes the vectors (s, H), in fp32, of sequences from the hidden states (n, H) of their pieces; `starts`
-        (s + 1,) has the place of the first piece of each sequence, and the end of the last."""
+    def compute(self, encode: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Computes the vectors (s, H), in fp32, of sequences by the `encode` of an encoder."""
+        starts = batch.starts.long()
         if self.how == "mean":
-            vectors = torch.segment_reduce(hidden.float(), "mean", offsets=starts.long())
+            vectors = torch.segment_reduce(encode(batch).float(), "mean", offsets=starts)
         else:
-            vectors = hidden[starts[:-1].long() if self.how == "cls" else starts[1:].long() - 1].float()
+            vectors = encode(batch, starts[:-1] if self.how == "cls" else starts[1:] - 1).float()
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
     def write(self, folder: Path, hidden: int, length: int | None = None) -> None:

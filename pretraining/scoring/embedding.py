@@ -19,7 +19,6 @@ from pretraining.huggingface.folders import read_task
 from pretraining.huggingface.pooling import CONFIG, LENGTH, MODULES, POOLING, Pooling, read_pooling
 from pretraining.model.batch import pack
 from pretraining.model.encoder import Encoder
-from pretraining.model.rows import Rows
 from pretraining.scoring.sentences import PIECES, PIECES_OF_GPU, SentenceCutter
 
 SIMILARITY = "config_sentence_transformers.json"
@@ -43,12 +42,12 @@ class Embedder:
     ) -> None:
         """Takes over an encoder on its device. `in_bytes`: layers multiply in 8 bits. An encoder that ranks have
         `shared` stays as it is: they call all methods together."""
-        self.encoder, self.width, self.way = encoder, encoder.shape.hidden, way
+        self.width, self.way = encoder.shape.hidden, way
         self.device = next(encoder.parameters()).device
         self._cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if self.device.type == "cuda" else PIECES
-        self._sees_one = way.pooling.how != "mean"
-        self._served = None if shared else serve_encoder(encoder, self._sees_one, in_bytes)
+        sees_one = way.pooling.how != "mean"
+        self._encode = encoder.encode if shared else serve_encoder(encoder, sees_one, in_bytes).encode
 
     @classmethod
     def open(
@@ -60,6 +59,7 @@ class Embedder:
         encoder = encoder.to(device, dtype).eval().requires_grad_(False)
         return cls(encoder, model.vocabulary, read_way(model), in_bytes)
 
+    @torch.inference_mode()
     def compute(self, texts: Sequence[str]) -> Array:
         """Computes the vectors of texts, (texts, width) in fp32. Longer texts keep their beginning."""
         cut, vectors = self._cut_texts(texts), np.empty((len(texts), self.width), np.float32)
@@ -68,20 +68,9 @@ class Embedder:
         ends = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // self._together)) + 1
         for part in np.split(order, ends) if len(order) else []:
             rows = cut.take(part).rows().shorten(self.way.length)
-            vectors[part] = self._compute_batch(rows)
+            batch = pack(rows, rows.pieces, rows.positions, rows.labels).to(self.device)
+            vectors[part] = self.way.pooling.compute(self._encode, batch).cpu().numpy()
         return vectors
-
-    @torch.inference_mode()
-    def _compute_batch(self, rows: Rows) -> Array:
-        batch = pack(rows, rows.pieces, rows.positions, rows.labels).to(self.device)
-        starts = batch.starts
-        if not self._sees_one:
-            hidden = self.encoder.encode(batch) if self._served is None else self._served.compute_all(batch)
-        else:
-            places = (starts[:-1] if self.way.pooling.how == "cls" else starts[1:] - 1).long()
-            compute = self.encoder.encode if self._served is None else self._served.compute_one
-            hidden, starts = compute(batch, places), torch.arange(len(starts), device=self.device)
-        return self.way.pooling.pool(hidden, starts).cpu().numpy()
 
 
 def read_way(model: StoredModel) -> EmbeddingWay:
