@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table, replacing, sha256, writable, write_json
 from data_prep.common.locks import locked
+from data_prep.readers.reader import group_rows
 from finetuning.flags import Format
 from finetuning.prediction import DIGITS, TextEmbedder
 from pretraining.scoring.retrieval import BLOCK, Ranking, normalize_vectors
@@ -30,10 +31,8 @@ ROWS, CHARACTERS = 4096, 1 << 22
 """Texts and characters whose vectors are computed together."""
 NEAREST = 10
 """The number of texts that answer a query."""
-ANSWER = ("rank", "row", "score", "text")
 HEADER = 128
 """Bytes before the vectors of a .npy."""
-Item = TypeVar("Item")
 Read = Callable[[Path], Iterable[str]]
 """Reads the texts of a file."""
 
@@ -86,7 +85,7 @@ class VectorFile:
 
     def _append(self, done: int) -> int:
         """Writes the vectors of the texts after so many; returns the number of all."""
-        for texts in cut_stretches(itertools.islice(self._read(self.texts), done, None), len):
+        for texts in group_rows(itertools.islice(self._read(self.texts), done, None), len, CHARACTERS, ROWS):
             rows = range(done, done + len(texts))
             vectors = normalize_vectors(self.embedder.compute(texts), True, f"{self.texts}: row", rows)
             if not done:
@@ -110,7 +109,7 @@ class VectorFile:
     def find_nearest(self, queries: Path) -> Iterator[dict[str, Any]]:
         """Yields for each query the texts with the nearest vectors, by the products of all, or their cosine."""
         vectors, by_dot = self._open(), self.embedder.way.by_dot
-        for asked in cut_stretches(self._read(queries), len):
+        for asked in group_rows(self._read(queries), len, CHARACTERS, ROWS):
             own = normalize_vectors(self.embedder.compute(asked), by_dot, f"{queries}: query", asked)
             ranking = Ranking(len(asked), NEAREST)
             for first in range(0, len(vectors), BLOCK):
@@ -120,9 +119,12 @@ class VectorFile:
             wanted = {*ranking.rows.ravel().tolist()}
             texts = {row: text for row, text in enumerate(self._read(self.texts)) if row in wanted}
             for query, *best in zip(asked, ranking.rows.tolist(), ranking.scores.tolist(), strict=True):
-                pairs = zip(range(1, NEAREST + 1), *best, strict=True)
-                found = ((rank, row, round(score, DIGITS), texts[row]) for rank, row, score in pairs if row in texts)
-                yield {"query": query, "nearest": [dict(zip(ANSWER, each, strict=True)) for each in found]}
+                nearest = [
+                    {"rank": rank, "row": row, "score": round(score, DIGITS), "text": texts[row]}
+                    for rank, (row, score) in enumerate(zip(*best, strict=True), 1)
+                    if row in texts
+                ]
+                yield {"query": query, "nearest": nearest}
 
     def _open(self) -> Array:
         """Maps the file of vectors; UserError if it is not the one that was written."""
@@ -134,20 +136,6 @@ class VectorFile:
         except (ValueError, OSError) as error:
             raise UserError(f"{self.out}: cannot be read: {error}; delete it, and give the command again") from error
         return vectors
-
-
-def cut_stretches(rows: Iterable[Item], size: Callable[[Item], int], most: int | None = None) -> Iterator[list[Item]]:
-    """Cuts rows into stretches of at most ROWS, or `most`, and of some CHARACTERS; `size` counts those of a row."""
-    stretch: list[Item] = []
-    characters = 0
-    for row in rows:
-        stretch.append(row)
-        characters += size(row)
-        if len(stretch) == (most or ROWS) or characters >= CHARACTERS:
-            yield stretch
-            stretch, characters = [], 0
-    if stretch:
-        yield stretch
 
 
 def make_header(rows: int, width: int) -> bytes:

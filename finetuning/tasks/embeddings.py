@@ -105,13 +105,9 @@ def compute_cosines(vectors: Array) -> Array:
     return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
 
 
-def read_texts(table: TextTable, fields: Sequence[str], empty: bool) -> tuple[list[str], ...]:
-    """Reads columns of texts, which may be `empty` or not."""
-    texts = tuple(map(table.column, fields))
-    for column, own in () if empty else zip(fields, texts, strict=True):
-        if (found := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
-            table.fail(found, f"{column} is empty: each text needs one that belongs to it; leave the row out")
-    return texts
+def read_full_column(table: TextTable, field: str) -> list[str]:
+    """Reads a column of texts none of which is empty."""
+    return table.read_texts(field, f"{field} is empty: each text needs one that belongs to it; leave the row out")
 
 
 def number_texts(texts: Sequence[Sequence[str]]) -> Array:
