@@ -128,16 +128,13 @@ def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSetting
 def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:
     """Computes the share of these rows in the mean cross-entropy of classifying each question's passage among all
     passages; if symmetric, averaged with that of classifying each passage's question."""
-    questions, passages = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
-    right = torch.arange(len(vectors), device=vectors.device)[rows]
-    same = find_same(texts, rows)
-    logits = (questions[rows] @ passages.T / settings.temperature).masked_fill(same, -torch.inf)
-    loss = F.cross_entropy(logits, right, reduction="sum")
-    if settings.symmetric:
-        back = find_same(texts[:, [1, 0]], rows)
-        logits = (passages[: len(vectors)][rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
-        loss = 0.5 * (loss + F.cross_entropy(logits, right, reduction="sum"))
-    return loss / len(vectors)
+    right, losses = torch.arange(len(vectors), device=vectors.device)[rows], []
+    for columns in ([*range(vectors.shape[1])], [1, 0])[: 1 + settings.symmetric]:
+        asked, *others = vectors[:, columns].unbind(1)
+        logits = asked[rows] @ torch.cat(others).T / settings.temperature
+        logits = logits.masked_fill(find_same(texts[:, columns], rows), -torch.inf)
+        losses.append(F.cross_entropy(logits, right, reduction="sum"))
+    return torch.stack(losses).mean() / len(vectors)
 
 
 def find_same(texts: Tensor, rows: slice) -> Tensor:
