@@ -128,7 +128,7 @@ def rank_by_tfidf(retrieval: Retrieval) -> Array:
 def rank_by_vectors(model: Path, retrieval: Retrieval) -> Array:
     """Ranks by the vectors of a model."""
     embedder = Embedder.open(find_model(str(model)), choose_device("auto", World()))
-    return retrieval.rank(embedder.compute, embedder.way.by_dot).rows
+    return retrieval.rank(embedder.compute, embedder.pooling.by_dot).rows
 
 
 def train(do: Callable[..., None], task: Path, model: Path, rate: str) -> tuple[Path, dict[str, Any]]:

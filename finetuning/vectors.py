@@ -108,7 +108,7 @@ class VectorFile:
 
     def find_nearest(self, queries: Path) -> Iterator[dict[str, Any]]:
         """Yields for each query the texts with the nearest vectors, by the products of all, or their cosine."""
-        vectors, by_dot = self._open(), self.embedder.way.by_dot
+        vectors, by_dot = self._open(), self.embedder.pooling.by_dot
         for asked in group_rows(self._read(queries), len, CHARACTERS, ROWS):
             own = normalize_vectors(self.embedder.compute(asked), by_dot, f"{queries}: query", asked)
             ranking = Ranking(len(asked), NEAREST)

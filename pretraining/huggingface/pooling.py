@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,10 @@ class Pooling:
     """the mean over all pieces, [CLS] alone, or the last piece alone"""
     normalizes: bool = False
     """whether vectors have the length 1"""
+    length: int = sys.maxsize
+    """the most pieces of a text that are read"""
+    by_dot: bool = False
+    """whether vectors are to be compared by their products, not by their cosine"""
 
     def compute(self, encode: Callable[..., Tensor], batch: Batch) -> Tensor:
         """Computes the vectors (s, H), in fp32, of sequences by the `encode` of an encoder."""
@@ -56,11 +61,11 @@ class Pooling:
         write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": hidden, **flags})
 
 
-def read_pooling(folder: Path) -> Pooling | None:
-    """Reads how sentence-transformers makes vectors with a folder; None if the folder does not say. Raises UserError
-    for ways that are not known here."""
+def read_pooling(folder: Path) -> Pooling:
+    """Reads how sentence-transformers makes vectors with a folder: by the mean if the folder does not say. Raises
+    UserError for ways that are not known here."""
     if not (folder / MODULES).is_file():
-        return None
+        return Pooling()
     modules = read_json(folder / MODULES)
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):
