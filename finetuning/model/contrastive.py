@@ -132,19 +132,18 @@ def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: Embe
     for columns in ([*range(vectors.shape[1])], [1, 0])[: 1 + settings.symmetric]:
         asked, *others = vectors[:, columns].unbind(1)
         logits = asked[rows] @ torch.cat(others).T / settings.temperature
-        logits = logits.masked_fill(find_same(texts[:, columns], rows), -torch.inf)
+        logits = logits.masked_fill(find_same(texts[:, columns], rows, right), -torch.inf)
         losses.append(F.cross_entropy(logits, right, reduction="sum"))
     return torch.stack(losses).mean() / len(vectors)
 
 
-def find_same(texts: Tensor, rows: slice) -> Tensor:
-    """Marks the passages that are no negatives of a question, (rows, n·(c - 1)): they equal it or its passage, or
-    belong to an equal question."""
+def find_same(texts: Tensor, rows: slice, places: Tensor) -> Tensor:
+    """Marks the passages that are no negatives of the questions at these places, (rows, n·(c - 1)): they equal it or
+    its passage, or belong to an equal question."""
     questions, passages = texts[:, 0], texts[:, 1:].T.flatten()
     own, right = questions[rows, None], texts[rows, 1, None]
     same = (passages == own) | (passages == right)
     same[:, : len(texts)] |= questions == own
-    places = torch.arange(len(texts), device=texts.device)[rows]
     same[torch.arange(len(places), device=texts.device), places] = False
     return same
 

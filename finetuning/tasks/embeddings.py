@@ -19,7 +19,7 @@ from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import METRICS, Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
 from pretraining.architectures.weights import TaskHead
-from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, compute_metrics, normalize_vectors
+from pretraining.scoring.retrieval import BEST, Ranking, compute_metrics, normalize_vectors
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -148,7 +148,6 @@ def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
         grades[question][passage] = 1
     corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[passages]
     ranking = Ranking(len(asked), BEST, np.arange(len(corpus)))
-    for first in range(0, len(corpus), BLOCK):
-        ranking.add_block(vectors[questions, 0], corpus[first : first + BLOCK], first)
+    ranking.add_block(vectors[questions, 0], corpus, 0)
     found = compute_metrics(grades, ranking.rows)
     return {name: found[name.replace("@", "_")] for name in RANKED}
