@@ -48,7 +48,7 @@ from data_prep.readers.text_pairs import (
     write_file,
     write_retrieval,
 )
-from finetuning.running.base import compute_checksum, find_model
+from finetuning.running.base import Base, find_model
 from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.retrieval import BEST, Retrieval
@@ -167,7 +167,7 @@ def measure(wanted: SearchScores, console: Console) -> None:
         "minutes": MINUTES,
         "training": counts,
         "tests": {name: f"{len(each.queries):,} of {len(each.places):,}" for name, each in tests.items()},
-        "models": {name: checksum_model(model) for name, model in models.items()},
+        "models": {name: Base(find_model(str(model))).identity["checksum"] for name, model in models.items()},
     }
     goes_on = about.items() <= keeper.earlier.items()
     rows: list[dict[str, Any]] = keeper.earlier["rows"] if goes_on else []
@@ -186,12 +186,6 @@ def measure(wanted: SearchScores, console: Console) -> None:
         keeper.keep({**about, "rows": rows}, replaces=True)
     show(console, summarise_search({"rows": rows}))
     console.print(f"kept in {keeper.path}", markup=False)
-
-
-def checksum_model(folder: Path) -> str:
-    """Computes the checksum of the weights, the sizes and the vocabulary of a model."""
-    model = find_model(str(folder))
-    return compute_checksum(model.vocabulary, model.shape, model.encoder)
 
 
 if __name__ == "__main__":

@@ -88,17 +88,16 @@ class Contrast:
         """Computes the part of the loss of each micro-batch of this rank, and its gradient; both are 0
         for a micro-batch without labels."""
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
-        choices, pairs = batches.micro[0].choices, list(zip(vectors, batches.micro, strict=True))
-        sizes = [0 if batch.labels is None else len(each) for each, batch in pairs]
-        whole = torch.cat([each[:size] for each, size in zip(vectors, sizes, strict=True)])
-        mine = whole.view(len(whole) // choices, choices, whole.shape[1])
+        choices, pairs = batches.micro[0].choices, zip(vectors, batches.micro, strict=True)
+        own = [each[:0] if batch.labels is None else each for each, batch in pairs]
+        mine = torch.cat(own).unflatten(0, (-1, choices))
         answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
         self.mark()
         counts, every = gather_rows(mine)
         _, known = gather_rows(answers.to(mine.device))
         loss, gradient = compute_contrast(every, known, self.settings)
         begin = sum(counts[: place()[0]])
-        parts = torch.split(gradient[begin : begin + len(mine)].flatten(0, 1), sizes)
+        parts = torch.split(gradient[begin : begin + len(mine)].flatten(0, 1), [*map(len, own)])
         return [
             (loss * (len(part) / choices / len(every)), part if len(part) else torch.zeros_like(each))
             for each, part in zip(vectors, parts, strict=True)
