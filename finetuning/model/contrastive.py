@@ -90,7 +90,7 @@ class Contrast:
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
         choices, pairs = batches.micro[0].choices, zip(vectors, batches.micro, strict=True)
         own = [each[:0] if batch.labels is None else each for each, batch in pairs]
-        mine = torch.cat(own).unflatten(0, (-1, choices))
+        mine = torch.cat(own).view(-1, choices, vectors[0].shape[1])
         answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
         self.mark()
         counts, every = gather_rows(mine)
