@@ -41,10 +41,11 @@ from data_prep.common.flags import read_flags
 from data_prep.common.outputs import making, refuse_inputs
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
+from data_prep.readers.reader import group_rows
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
 from finetuning.prediction import Answer, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
-from finetuning.vectors import ROWS, VectorFile, cut_stretches
+from finetuning.vectors import CHARACTERS, ROWS, VectorFile
 from pretraining.checkpoint.record import list_finished
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -139,7 +140,8 @@ def answer_file(model: Predictor, path: Path, wanted: Predict) -> Iterator[list[
     if is_typed:
         print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
     rows = RowReader(model, path, wanted.format).read()
-    for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if wanted.flush or is_typed else ROWS):
+    most = 1 if wanted.flush or is_typed else ROWS
+    for stretch in group_rows(rows, lambda row: sum(map(len, row[1])), CHARACTERS, most):
         answers = model.answer([texts for _, texts in stretch])
         pairs = zip(stretch, answers, strict=True)
         yield [{"input": asked, **answer} for (asked, _), answer in pairs] if wanted.with_input else answers

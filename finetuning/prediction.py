@@ -195,9 +195,9 @@ class TextEmbedder(Predictor):
 
     def describe(self) -> str:
         """Describes all that its vectors depend on, beside the texts."""
-        model, way = self._model, self.embedder.way
+        model, way = self._model, self.embedder.pooling
         checksum = compute_checksum(model.vocabulary, model.shape, model.encoder)
-        return f"{checksum} {way.pooling.how} {way.pooling.normalizes} {way.length} {self._dtype}"
+        return f"{checksum} {way.how} {way.normalizes} {way.length} {self._dtype}"
 
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:
         vectors = self.embedder.compute([text for (text,) in rows]).tolist()

@@ -169,7 +169,8 @@ def list_layout_overrides(base: Base, vectors: bool, overrides: Sequence[str]) -
     folder, given = base.model.folder, {*map(dotted, parse_overrides(overrides)[0])}
     known = read_task(folder)
     if vectors:
-        known["length"] = base.way.length if (folder / LENGTH).is_file() else min(base.way.length, MOST)
+        longest = base.pooling.length
+        known["length"] = longest if (folder / LENGTH).is_file() else min(longest, MOST)
     own = {name: known.get(name.rpartition(".")[2]) for name in LAID_OUT if name not in given}
     return [f"--{name}={toml_value(value)}" for name, value in own.items() if value is not None]
 

@@ -28,7 +28,7 @@ from finetuning.files.splits import name_files
 from finetuning.files.tag_files import Fields
 from finetuning.results import AVERAGES
 from finetuning.tasks import scores
-from finetuning.tasks.embeddings import RANKED, EmbeddingItems, EmbeddingTask, number_texts, read_texts
+from finetuning.tasks.embeddings import RANKED, EmbeddingItems, EmbeddingTask, number_texts, read_full_column
 from finetuning.tasks.ner import open_tags
 from finetuning.tasks.sentences import (
     SentenceItems,
@@ -116,7 +116,8 @@ def open_own(path: Path, setup: Setup) -> Task:
 def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
     """Reads texts, pairs, or texts that belong together, with their classes, labels or scores."""
     is_of_vectors, has_label = own.kind == "embeddings", "label" in own.model_fields_set
-    texts = {split: read_texts(table, own.fields, empty=not is_of_vectors) for split, table in tables.items()}
+    read = read_full_column if is_of_vectors else TextTable.column
+    texts = {split: tuple(read(table, field) for field in own.fields) for split, table in tables.items()}
     make = EmbeddingItems if is_of_vectors else SentenceItems
     if is_of_vectors:
         head = TaskHead(own.kind)
