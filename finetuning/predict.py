@@ -5,6 +5,7 @@
     echo "a fine film" | python finetuning/predict.py runs/mini/glue/sst2/model
     python finetuning/predict.py runs/mini/squad1/model questions.jsonl --tsv --out answers.tsv
     python finetuning/predict.py runs/mini/export texts.txt --vectors texts.npy --nearest queries.txt
+    python finetuning/predict.py runs/mini/glue/sst2/model --serve 8000
 
 A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet.
 In a .csv or .tsv the first line names the columns; before rows of several texts parted by tabs it may. Every row gets
@@ -32,6 +33,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
@@ -60,7 +62,10 @@ def main(arguments: list[str]) -> int:
 
 
 def predict(wanted: Predict) -> None:
-    """Reads, answers and writes rows in batches."""
+    """Reads, answers and writes rows in batches, or serves them."""
+    if wanted.serve is not None:
+        serve_rows(wanted, wanted.serve)
+        return
     for path in (*wanted.files, *([wanted.nearest] if wanted.nearest else [])):
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = f"echo {quote(path)} | python finetuning/predict.py {quote(wanted.model)}"
@@ -80,6 +85,17 @@ def predict(wanted: Predict) -> None:
                 for answer in answers:
                     out.write(format_tsv(list_values(answer, names, path)) if wanted.tsv else format_json(answer))
                 out.flush()
+
+
+def serve_rows(wanted: Predict, address: str) -> None:
+    """Answers rows over HTTP, which no other flag than --dtype applies to."""
+    from finetuning.server import parse_address, serve
+
+    given = {each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default}
+    if others := sorted(given - {"model", "serve", "dtype"}):
+        raise UserError(f"--serve takes rows from requests alone; leave out: {', '.join(others)}")
+    parse_address(address)
+    serve(load(find_fine_tuned(wanted.model), wanted.dtype), address)
 
 
 def predict_vectors(wanted: Predict, folder: Path) -> None:
