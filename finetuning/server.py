@@ -96,8 +96,8 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, model: Predictor, host: str, port: int) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        super().__init__((host, port), Handler)
         self._model, self._turn = model, ThreadPoolExecutor(1)
+        super().__init__((host, port), Handler)
 
     def answer(self, body: bytes) -> list[Answer]:
         """Answers a JSON list of rows."""
