@@ -204,7 +204,8 @@ def run_cutting_contests(corpus: SourceText, folder: Path, console: Console) -> 
     with (folder / "pieces.txt").open(encoding="utf-8") as file:
         sentences = [line.strip() for line in file]
     vocabularies: dict[str, Vocabulary] = {"WordPiece": read_pieces(corpus.vocabulary, cased=False)}
-    if (gpt2 := find_data_folder() / "bpe" / "gpt2").is_dir():
+    gpt2 = find_data_folder() / "bpe" / "gpt2"
+    if gpt2.is_dir():
         vocabularies["byte-level BPE"] = read_vocabulary(gpt2)
     found = {}
     for kind, vocabulary in vocabularies.items():

@@ -92,7 +92,8 @@ def serve_rows(wanted: Predict, address: str) -> None:
     from finetuning.server import parse_address, serve
 
     given = {each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default}
-    if others := sorted(given - {"model", "serve", "dtype"}):
+    others = sorted(given - {"model", "serve", "dtype"})
+    if others:
         raise UserError(f"--serve takes rows from requests alone; leave out: {', '.join(others)}")
     parse_address(address)
     serve(load(find_fine_tuned(wanted.model), wanted.dtype), address)
