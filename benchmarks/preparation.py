@@ -64,9 +64,8 @@ GROWTH_MB = (10, 20, 40, 80)
 """Sizes of the corpora for memory and time, besides all of the data."""
 CUT_MB = 20
 """Size of the text that is only cut into pieces."""
-CUTTERS = {"WordPiece": "nanotoken", "byte-level BPE": "gigatoken"}
-"""The fastest other package that cuts text for each kind of vocabulary."""
 OPTIONS = {"nanotoken": {"add_special_tokens": False, "parallel": False}, "gigatoken": {"parallel": False}}
+"""The options of the packages that only cut text into pieces, WordPiece or byte-level BPE; each may be missing."""
 FIVE = "5 duplicates"
 ROUNDS = 3
 """Turns of which the median is taken: the fewest with a median, since a round takes minutes."""
@@ -201,19 +200,14 @@ def run_cutting_contests(corpus: SourceText, folder: Path, console: Console) -> 
     """Runs a contest of cutting text into pieces for each kind of vocabulary whose peer is installed; GPT-2's is in
     bpe/gpt2 of the data."""
     megabytes = corpus.write(folder / "pieces.txt", CUT_MB)
-    with (folder / "pieces.txt").open(encoding="utf-8") as file:
-        sentences = [line.strip() for line in file]
-    vocabularies: dict[str, Vocabulary] = {"WordPiece": read_pieces(corpus.vocabulary, cased=False)}
-    gpt2 = find_data_folder() / "bpe" / "gpt2"
-    if gpt2.is_dir():
-        vocabularies["byte-level BPE"] = read_vocabulary(gpt2)
-    found = {}
-    for kind, vocabulary in vocabularies.items():
-        package = CUTTERS[kind]
-        if find_missing_packages(package):
-            console.print(f"{package} is not installed, so {kind} is not compared with it (pip install {package})")
+    sentences = [line.strip() for line in (folder / "pieces.txt").read_text("utf-8").split("\n")]
+    gpt2, found = find_data_folder() / "bpe" / "gpt2", {}
+    for package in OPTIONS:
+        if find_missing_packages(package) or (package == "gigatoken" and not gpt2.is_dir()):
+            console.print(f"{package} or {gpt2} is not there, so it is left out (pip install {package})", markup=False)
             continue
-        name = f"{megabytes:g} MB, {kind} alone"
+        vocabulary = read_vocabulary(gpt2) if package == "gigatoken" else read_pieces(corpus.vocabulary, cased=False)
+        name = f"{megabytes:g} MB, {vocabulary.kind} alone"
         sides = {side: partial(time_cutting, side, vocabulary, sentences) for side in (OURS, package)}
         with pin_to_one_core():
             found[name] = describe_turns(alternate(sides, ROUNDS, warm_up=1), megabytes)  # the first turn compiles

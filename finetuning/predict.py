@@ -88,15 +88,16 @@ def predict(wanted: Predict) -> None:
 
 
 def serve_rows(wanted: Predict, address: str) -> None:
-    """Answers rows over HTTP, which no other flag than --dtype applies to."""
-    from finetuning.server import parse_address, serve
+    """Answers rows over HTTP until Ctrl-C."""
+    from finetuning.server import open_server
 
     given = {each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default}
-    others = sorted(given - {"model", "serve", "dtype"})
-    if others:
-        raise UserError(f"--serve takes rows from requests alone; leave out: {', '.join(others)}")
-    parse_address(address)
-    serve(load(find_fine_tuned(wanted.model), wanted.dtype), address)
+    if given - {"model", "serve", "dtype"}:
+        raise UserError("--serve takes rows from requests alone; leave out files and all flags but --dtype")
+    server = open_server(address)
+    server.model = load(find_fine_tuned(wanted.model), wanted.dtype)
+    print("answering at http://{}:{}; Ctrl-C ends".format(*server.server_address), file=sys.stderr, flush=True)
+    server.serve_forever()
 
 
 def predict_vectors(wanted: Predict, folder: Path) -> None:

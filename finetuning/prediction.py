@@ -177,16 +177,14 @@ class Predictor(ABC):
         """Answers every row, in order: names and probabilities, as predict.py writes them."""
         if isinstance(rows, str | Mapping):
             raise UserError("one row alone; give a list of rows: model([row])")
-        if not rows:
-            return []
+        fields, found = tuple[str, ...](), list[Texts]()
         for number, row in enumerate(rows):
             if not isinstance(row, str | Sequence | Mapping):
                 raise UserError(f"texts[{number}] is {NAMES.get(type(row), type(row).__name__)}, not text")
-        fields, found = self.name_fields(rows[0]), list[Texts]()
-        for number, row in enumerate(rows):
             with told_at(f"texts[{number}]"):
+                fields = fields or self.name_fields(row)
                 found.append(self.find_texts(row, fields))
-        return self.answer(found)
+        return self.answer(found) if found else []
 
     @abstractmethod
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:

@@ -121,12 +121,16 @@ def test_encoders_take_turns_with_their_peers_and_a_peer_that_is_missing_is_name
     text = preparation.SourceText.find(tmp_path)
     few.setattr(preparation, "find_missing_packages", lambda name: [name])
     assert preparation.run_cutting_contests(text, tmp_path, console) == {}
-    assert "gigatoken is not installed" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "gigatoken or " in console.file.getvalue()  # type: ignore[attr-defined]
     few.setattr(preparation, "find_missing_packages", lambda name: [])
     few.setattr(preparation, "import_module", Peer)
     found = preparation.run_cutting_contests(text, tmp_path, console)
     assert [list(contest["sides"]) for contest in found.values()] == [["cloze", "nanotoken"], ["cloze", "gigatoken"]]
-    assert cut["nanotoken"] == cut["gigatoken"] == [line.strip() for line in (tmp_path / "pieces.txt").open()]
+    assert (
+        cut["nanotoken"]
+        == cut["gigatoken"]
+        == [line.strip() for line in (tmp_path / "pieces.txt").read_text().split("\n")]
+    )
 
 
 @pytest.mark.slow
