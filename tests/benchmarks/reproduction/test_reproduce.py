@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from rich.console import Console
 from support.commands import assert_refusal
 from support.reproduction import LACKING, Place, StandIn, by_words, read_result
@@ -258,7 +259,7 @@ def test_a_table_elsewhere_leaves_the_kept_results_alone_also_if_it_is_interrupt
     assert place.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
     assert f"kept in {place.folder}" in place.shown
     assert not kept.exists()
-    assert Reproduce("table5", out=reproduce.ROOT / reproduce.OUT).results == kept
+    assert Reproduce("table5", out=ROOT / reproduce.OUT).results == kept
     monkeypatch.chdir(place.folder)
     assert Reproduce("table5").results != kept
 
