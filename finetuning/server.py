@@ -50,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
         self._send(*((405, "POST rows to /") if code == 501 else (code, message or "refused")))
 
     def _send(self, status: int, said: list[Answer] | str) -> None:
-        body = json.dumps({"error": said} if isinstance(said, str) else said).encode()
+        body = f"{json.dumps({'error': said} if isinstance(said, str) else said)}\n".encode()
         self.close_connection |= status in (405, 411, 413)  # whose bodies may be unread
         self.send_response(status)
         about = {"Content-Type": "application/json", "Content-Length": len(body), "Allow": "POST"}
