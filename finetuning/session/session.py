@@ -36,7 +36,7 @@ from finetuning.results import PLAN, RESULTS
 from finetuning.running import search
 from finetuning.running.base import RUNS, Base, Run, find_model, find_order, list_casing_doubts, summarize_model
 from finetuning.running.folders import refuse_without_class
-from finetuning.running.outputs import list_layout_overrides
+from finetuning.running.outputs import list_layout_overrides, write_baseline
 from finetuning.session import report, workers
 from finetuning.session.item_checks import check_items
 from finetuning.settings import FORM, load_settings
@@ -170,6 +170,8 @@ class Session:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
+                if self.leads and not self.settings.no_baseline:
+                    self._write_baselines()
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:
@@ -185,6 +187,13 @@ class Session:
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
                         self._write_results()
+
+    def _write_baselines(self) -> None:
+        """Scores the baselines of the tasks that are trained, before their models, whose cards have them."""
+        for task in self.tasks:
+            run = self.runs[task.name][0]
+            for line in write_baseline(task, run.folder.parent, run.begun.data) if run.trains else ():
+                self._print(line)
 
     def _share_machine(self, device: torch.device) -> None:
         """Decides the number of runs at a time. All ranks call it together."""

@@ -167,6 +167,8 @@ class TaskProvenance:
     """The scores of each split that was scored, as fractions."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Hyper-parameters by their names: learning rate, batch, epochs, seed."""
+    baseline: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """The scores of a cheaper method, by its name."""
 
 
 def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None, provenance: Provenance | None) -> str:
@@ -206,7 +208,11 @@ def make_task_card(
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
-    scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
+    every = {"Scores": made.scores, **{f"Baseline: {how}": found for how, found in made.baseline.items()}}
+    scores = {
+        title: {split: {name: round(value, 4) for name, value in table.items()} for split, table in found.items()}
+        for title, found in every.items()
+    }
     return _render(
         "task_card.md.jinja",
         *(shape, folder, length, theirs),
@@ -218,7 +224,7 @@ def make_task_card(
         command="predict.py",
         says=says,
         made=made,
-        scores=scores,
+        tables={"Data": {"items": made.items}, "Training": made.settings, **scores},
     )
 
 
