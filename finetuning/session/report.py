@@ -108,7 +108,6 @@ def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskRe
     scores = [result.score for result in runs.values() if result.score is not None]
     kept = RunResult() if best is None else runs[best]
     changed = {split for split, said in identify_unlabelled(task).items() if kept.asked.get(split, said) != said}
-    baseline = read_baseline(folder, data)
     late = sorted({*task.dev, *task.test} - {*kept.predicted} | changed)
     result = TaskResult(
         task=task.name,
@@ -124,7 +123,7 @@ def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskRe
         degenerate=[name for name, result in runs.items() if result.degenerate],
         failed=[name for name, result in runs.items() if result.failed],
         runs=runs,
-        **({"baseline": baseline} if baseline else {}),
+        baseline=read_baseline(folder, data),
     )
     result.write(folder / RESULTS)
     return result
@@ -186,7 +185,7 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
         for split, table in result.scores.items():
             place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
             for name, value in table.items():
-                each = [(value, result.get_spread(split, name))]
+                each: list[tuple[float | None, float | None]] = [(value, result.get_spread(split, name))]
                 if other := result.baseline:
                     each.append((other.scores.get(split, {}).get(name), other.get_spread(split, name)))
                 scores.add_row(*place, name, *(format_percent(*known) for known in each))

@@ -21,7 +21,7 @@ UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
 WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 TERMS = 100_000
 """Most frequent words and pairs of neighbouring words that a model counts: 100 MB for 100 classes."""
-CHARACTERS, CLASSES = 20_000_000, 10
+CHARACTERS, CLASSES = 10_000_000, 10
 """Maximum characters of training texts, about a minute; fewer in proportion for more classes than these, since each
 class has a model of its own."""
 Texts = Sequence[Sequence[str]]
