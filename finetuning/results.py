@@ -86,6 +86,14 @@ class SplitScores(JsonRecord):
         """Returns the standard error of a figure of a split; None if unknown."""
         return self.spreads.get(split, {}).get(figure)
 
+    def get_figures(self) -> dict[str, Any]:
+        """Returns the values of this class alone."""
+        return {name: getattr(self, name) for name in SplitScores.model_fields}
+
+    def format_score(self, split: str, figure: str) -> str:
+        """Formats a figure of a split, in hundredths, with its standard error if that is known."""
+        return format_percent(self.scores.get(split, {}).get(figure), self.get_spread(split, figure))
+
 
 class Baseline(SplitScores):
     """The scores of a method without a neural network, fitted to the same training items."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -26,8 +25,8 @@ from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
 from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.results import BASELINE, Baseline, Figures, ModelScores, SplitScores, read_baseline
-from finetuning.running.base import Base, read_fine_tuned
+from finetuning.results import BASELINE, Baseline, Figures, ModelScores, read_baseline
+from finetuning.running.base import Base, Run, read_fine_tuned
 from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
 from finetuning.running.records import describe
 from finetuning.settings import FineTuning
@@ -167,12 +166,12 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
     return ModelScores(scores=scores, **figures, degenerate=task.is_degenerate(first, outputs[first]))
 
 
-def write_baseline(task: Task, folder: Path, data: dict[str, str]) -> Iterator[str]:
-    """Scores the baseline of a task and writes it into the task's folder, unless it is there for this data; yields
-    lines for the user. It never fails the command."""
-    if read_baseline(folder, data) is not None:
+def write_baseline(run: Run) -> Iterator[str]:
+    """Scores the baseline of the task of a run that trains, and writes it into the task's folder, unless it is there
+    for this data; yields lines for the user. It never fails the command."""
+    task, folder, data, began = run.task, run.folder.parent, run.begun.data, time.monotonic()
+    if not run.trains or read_baseline(folder, data):
         return
-    began = time.monotonic()
     try:
         found = task.answer_by_baseline()
     except (ImportError, ValueError) as error:  # no word in any text
@@ -182,8 +181,7 @@ def write_baseline(task: Task, folder: Path, data: dict[str, str]) -> Iterator[s
     if found is not None:
         how, outputs = found
         scored = add_certainty(task, score_splits(task, outputs), outputs)
-        figures = {name: getattr(scored, name) for name in SplitScores.model_fields}
-        Baseline(how=how, data=data, **figures).write(folder / BASELINE)
+        Baseline(how=how, data=data, **scored.get_figures()).write(folder / BASELINE)
         yield f"{task.name}: baseline, {how}: {describe(scored, task.metric)}  ({duration(time.monotonic() - began)})"
 
 

@@ -28,7 +28,6 @@ from finetuning.results import (
     PREDICTIONS,
     RESULTS,
     RunResult,
-    SplitScores,
     TaskResult,
     format_percent,
     read_baseline,
@@ -117,7 +116,7 @@ def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskRe
         mean=mean(scores) if scores else None,
         median=median(scores) if scores else None,
         spread=[min(scores), max(scores)] if scores else None,
-        **{name: getattr(kept, name) for name in SplitScores.model_fields},
+        **kept.get_figures(),
         data=data,
         unanswered=[] if best is None else late,
         degenerate=[name for name, result in runs.items() if result.degenerate],
@@ -184,11 +183,9 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
             place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
-            for name, value in table.items():
-                each: list[tuple[float | None, float | None]] = [(value, result.get_spread(split, name))]
-                if other := result.baseline:
-                    each.append((other.scores.get(split, {}).get(name), other.get_spread(split, name)))
-                scores.add_row(*place, name, *(format_percent(*known) for known in each))
+            for name in table:
+                each = (known.format_score(split, name) for known in (result, result.baseline) if known)
+                scores.add_row(*place, name, *each)
     yield from ("", runs, "", tasks, "", scores, "")
     yield from describe_averages(every)
     for result in results:

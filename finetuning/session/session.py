@@ -170,8 +170,9 @@ class Session:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
-                if self.leads and not self.settings.no_baseline:
-                    self._write_baselines()
+                for runs in self.runs.values() if self.leads and not self.settings.no_baseline else ():
+                    for line in write_baseline(runs[0]):  # before the models, whose cards have it
+                        self._print(line)
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:
@@ -187,13 +188,6 @@ class Session:
                 with watch.pause(), shared_errors():
                     if self.leads and not self.flags.share:
                         self._write_results()
-
-    def _write_baselines(self) -> None:
-        """Scores the baselines of the tasks that are trained, before their models, whose cards have them."""
-        for task in self.tasks:
-            run = self.runs[task.name][0]
-            for line in write_baseline(task, run.folder.parent, run.begun.data) if run.trains else ():
-                self._print(line)
 
     def _share_machine(self, device: torch.device) -> None:
         """Decides the number of runs at a time. All ranks call it together."""

@@ -208,11 +208,8 @@ def make_task_card(
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
-    every = {"Scores": made.scores, **{f"Baseline: {how}": found for how, found in made.baseline.items()}}
-    scores = {
-        title: {split: {name: round(value, 4) for name, value in table.items()} for split, table in found.items()}
-        for title, found in every.items()
-    }
+    tables = {"Data": {"items": made.items}, "Training": made.settings, "Scores": _round_scores(made.scores)}
+    tables |= {f"Baseline: {how}": _round_scores(found) for how, found in made.baseline.items()}
     return _render(
         "task_card.md.jinja",
         *(shape, folder, length, theirs),
@@ -224,8 +221,12 @@ def make_task_card(
         command="predict.py",
         says=says,
         made=made,
-        tables={"Data": {"items": made.items}, "Training": made.settings, **scores},
+        tables=tables,
     )
+
+
+def _round_scores(scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {split: {name: round(value, 4) for name, value in table.items()} for split, table in scores.items()}
 
 
 def warn_of_classifiers(shape: Shape) -> str:
