@@ -107,11 +107,11 @@ class Baseline(SplitScores):
         """Returns a figure of the first split."""
         return next(iter(self.scores.values()))[metric]
 
-
-def read_baseline(folder: Path, data: dict[str, str]) -> Baseline | None:
-    """Reads the baseline of a task's folder; None if there is none, or one of other data."""
-    found = Baseline.read(folder / BASELINE)
-    return found if found and found.data == data else None
+    @classmethod
+    def find(cls, folder: Path, data: dict[str, str]) -> Baseline | None:
+        """Reads the baseline of a task's folder; None if there is none, or one of other data."""
+        found = cls.read(folder / BASELINE)
+        return found if found and found.data == data else None
 
 
 class ModelScores(SplitScores):

@@ -25,7 +25,7 @@ from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
 from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.results import BASELINE, Baseline, Figures, ModelScores, read_baseline
+from finetuning.results import BASELINE, Baseline, Figures, ModelScores
 from finetuning.running.base import Base, Run, read_fine_tuned
 from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
 from finetuning.running.records import describe
@@ -170,7 +170,7 @@ def write_baseline(run: Run) -> Iterator[str]:
     """Scores the baseline of the task of a run that trains, and writes it into the task's folder, unless it is there
     for this data; yields lines for the user. It never fails the command."""
     task, folder, data, began = run.task, run.folder.parent, run.begun.data, time.monotonic()
-    if not run.trains or read_baseline(folder, data):
+    if not run.trains or Baseline.find(folder, data):
         return
     try:
         found = task.answer_by_baseline()

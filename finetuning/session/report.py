@@ -22,16 +22,7 @@ from data_prep.common.terminal import make_table
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
-from finetuning.results import (
-    AVERAGES,
-    MODEL,
-    PREDICTIONS,
-    RESULTS,
-    RunResult,
-    TaskResult,
-    format_percent,
-    read_baseline,
-)
+from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, Baseline, RunResult, TaskResult, format_percent
 from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
@@ -122,7 +113,7 @@ def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskRe
         degenerate=[name for name, result in runs.items() if result.degenerate],
         failed=[name for name, result in runs.items() if result.failed],
         runs=runs,
-        baseline=read_baseline(folder, data),
+        baseline=Baseline.find(folder, data),
     )
     result.write(folder / RESULTS)
     return result

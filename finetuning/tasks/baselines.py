@@ -22,8 +22,8 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
 TERMS = 100_000
 """Most frequent words and pairs of neighbouring words that a model counts: 100 MB for 100 classes."""
 CHARACTERS, CLASSES = 10_000_000, 10
-"""Maximum characters of training texts, about a minute; fewer in proportion for more classes than these, since each
-class has a model of its own."""
+"""Maximum characters of training texts, about half a minute; fewer in proportion for more classes than these, since
+each class has a model of its own."""
 Texts = Sequence[Sequence[str]]
 """Columns of texts: one, or two of pairs."""
 
