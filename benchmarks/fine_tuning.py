@@ -25,6 +25,7 @@ if __name__ == "__main__":
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,19 +44,17 @@ from benchmarks.finetuning_sides import (
     Exercise,
     Numbers,
     OurFineTuning,
-    PairExercise,
     TheirEmbeddings,
     TheirFineTuning,
     load_ours,
     load_theirs,
-    read_sentences,
     write_pair_task,
 )
 from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
 from benchmarks.peer import find_missing_packages
-from benchmarks.sides import SideSpec, open_sides
+from benchmarks.sides import Side, SideSpec, open_sides
 from benchmarks.tables import show_contest
-from benchmarks.texts import choose_vocabulary, write_demo_task
+from benchmarks.texts import choose_vocabulary, read_sentences, write_demo_task
 from data_prep.common.errors import UserError
 from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
@@ -64,9 +63,13 @@ from pretraining.huggingface.folders import write_folder
 from pretraining.objectives.declaration import build_model
 
 FILES = {"sst2": "glue/SST-2", "cola": "glue/CoLA", "squad": SQUAD}
+Make = Callable[..., Any]
+"""Makes a side."""
 PADDINGS = ("padded", "dynamic")
 EMBEDDINGS = "embeddings"
 """The contest of vectors, with mini, and with MiniLM where its folder is."""
+SENTENCES = 872
+"""Sentences whose vectors are computed: those of SST-2's dev."""
 ALLOWED: dict[Numbers, float] = {"fp32": 1e-3, "autocast": 0.1}
 """The largest distance of our vectors from the peer's, relative to the longest."""
 DEMO = "demo"
@@ -99,17 +102,39 @@ def make_model(size: str, folder: Path) -> Path:
     return folder
 
 
+def open_both(
+    ours: Make, packages: Sequence[str], theirs: Make, *given: Any
+) -> AbstractContextManager[dict[str, Side]]:
+    """Opens our side and, where its packages are installed, that of a peer, which has the name of the first one."""
+    kinds = {OURS: SideSpec(ours, small_steps=True)}
+    if not find_missing_packages(*packages):
+        kinds[packages[0]] = SideSpec(theirs, prepared=False)
+    return open_sides(kinds, *given)
+
+
+def take_turns(sides: Mapping[str, Side], method: str, exercise: Exercise) -> Turns:
+    """Calls a method of all sides in turns; the first turns do not count."""
+    return alternate({name: partial(side.ask, method) for name, side in sides.items()}, exercise.epochs - 1, 1)
+
+
 def compete(numbers: Numbers, width: int, exercise: Exercise) -> dict[str, Turns]:
-    """Lets all sides take turns in training and in prediction; the first turns do not count."""
-    kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
-    if not find_missing_packages(*PEER):
-        kinds[PEER[0]] = SideSpec(partial(TheirFineTuning, numbers, width), prepared=False)
-    with open_sides(kinds, exercise) as sides:
+    """Lets all sides take turns in training and in prediction."""
+    with open_both(OurFineTuning, PEER, partial(TheirFineTuning, numbers, width), exercise) as sides:
+        methods = {"training": "train", "prediction": "predict"}
+        return {what: take_turns(sides, method, exercise) for what, method in methods.items()}
 
-        def take_turns(method: str) -> Turns:
-            return alternate({name: partial(side.ask, method) for name, side in sides.items()}, exercise.epochs - 1, 1)
 
-        return {"training": take_turns("train"), "prediction": take_turns("predict")}
+def compete_on_vectors(numbers: Numbers, exercise: Exercise, sentences: Sequence[str]) -> dict[str, Turns]:
+    """Lets all sides take turns in training on pairs and in computing vectors, after these have been compared."""
+    with open_both(OurFineTuning, PAIRS_PEER, partial(TheirEmbeddings, numbers), exercise) as sides:
+        training = take_turns(sides, "train", exercise)
+    ours, theirs = partial(load_ours, numbers), partial(load_theirs, numbers)
+    with open_both(ours, PAIRS_PEER[:1], theirs, exercise.model, sentences) as sides:
+        vectors, *others = (side.ask("encode") for side in sides.values())
+        for other in others:
+            away = np.abs(vectors - other).max() / np.linalg.norm(other, axis=1).max()
+            assert away <= ALLOWED[numbers], f"vectors are {away:.2g} away from those of {PAIRS_PEER[0]}"
+        return {"training": training, "encoding": take_turns(sides, "encode", exercise)}
 
 
 def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
@@ -122,53 +147,24 @@ def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
     return {"batch": exercise.batch, "steps": exercise.steps, "against": against}
 
 
-def summarise(taken: Mapping[str, Turns], exercise: Exercise) -> dict[str, Any]:
+def summarise(taken: Mapping[str, Turns], exercise: Exercise, sentences: int = 0) -> dict[str, dict[str, Any]]:
     """Returns items a second of both sides, and how many times as fast we are."""
-    return {what: summarise_items(turns, exercise.steps * exercise.batch) for what, turns in taken.items()}
+    summaries = dict[str, dict[str, Any]]()
+    for what, turns in taken.items():
+        items = sentences if what == "encoding" else exercise.steps * exercise.batch
+        medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
+        found: dict[str, Any] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
+        for ratio in turns.compute_ratios().values():  # there is one peer at most
+            found["times_as_fast"] = ratio
+        summaries[what] = found
+    return summaries
 
 
-def train_in_turns(numbers: Numbers, exercise: Exercise) -> Turns:
-    """Lets both sides train in turns; the first turns do not count."""
-    kinds = {OURS: SideSpec(OurFineTuning, small_steps=True)}
-    if not find_missing_packages(*PAIRS_PEER):
-        kinds[PAIRS_PEER[0]] = SideSpec(partial(TheirEmbeddings, numbers), prepared=False)
-    with open_sides(kinds, exercise) as sides:
-        turns = {name: partial(side.ask, "train") for name, side in sides.items()}
-        return alternate(turns, exercise.epochs - 1, 1)
-
-
-def encode_in_turns(numbers: Numbers, model: Path, sentences: Sequence[str], rounds: int) -> Turns:
-    """Lets both sides compute the vectors of the same sentences in turns, after these have been compared."""
-    kinds = {OURS: SideSpec(partial(load_ours, numbers), small_steps=True)}
-    if not find_missing_packages(PAIRS_PEER[0]):
-        kinds[PAIRS_PEER[0]] = SideSpec(partial(load_theirs, numbers), prepared=False)
-    with open_sides(kinds, model, sentences) as sides:
-        ours, *theirs = (side.ask("encode") for side in sides.values())
-        for vectors in theirs:
-            away = np.abs(ours - vectors).max() / np.linalg.norm(vectors, axis=1).max()
-            assert away <= ALLOWED[numbers], f"vectors are {away:.2g} away from those of {PAIRS_PEER[0]}"
-        return alternate({name: partial(side.ask, "encode") for name, side in sides.items()}, rounds)
-
-
-def summarise_items(turns: Turns, items: int) -> dict[str, Any]:
-    """Returns items a second of both sides, and how many times as fast we are."""
-    medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
-    found: dict[str, Any] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
-    for ratio in turns.compute_ratios().values():  # there is one peer at most
-        found["times_as_fast"] = ratio
-    return found
-
-
-def run_embeddings(exercise: PairExercise) -> dict[str, Any]:
+def run_embeddings(exercise: Exercise, sentences: Sequence[str]) -> dict[str, Any]:
     """Runs the contest of vectors with each type of numbers."""
-    sentences, against = read_sentences(), dict[str, Any]()
-    rounds, pairs = exercise.epochs - 1, exercise.steps * exercise.batch
-    for each in DTYPES:
-        against[each] = {
-            "training": summarise_items(train_in_turns(each, exercise), pairs),
-            "encoding": summarise_items(encode_in_turns(each, exercise.model, sentences, rounds), len(sentences)),
-        }
-    return {"batch": exercise.batch, "steps": exercise.steps, "sentences": len(sentences), "against": against}
+    count = len(sentences)
+    against = {each: summarise(compete_on_vectors(each, exercise, sentences), exercise, count) for each in DTYPES}
+    return {"batch": exercise.batch, "steps": exercise.steps, "sentences": count, "against": against}
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:
@@ -205,10 +201,11 @@ def measure(settings: FineTuningSpeed, console: Console) -> None:
             keep(size, f"{task}-{how}", PEER, partial(run_contest, how == "padded", exercise))
         if EMBEDDINGS in settings.contests:
             pairs, mini = write_pair_task(folder / "pairs"), make_model("mini", folder / "fresh-mini")
+            _, sentences = read_sentences(console.print, SENTENCES)
             for title, model in {"mini": mini, MINILM.name: MINILM}.items():
                 if model.is_dir():
-                    exercise = PairExercise("pairs", model, pairs, count_steps(EMBEDDINGS), epochs)
-                    keep(title, EMBEDDINGS, PAIRS_PEER, partial(run_embeddings, exercise))
+                    exercise = Exercise("pairs", model, pairs, count_steps(EMBEDDINGS), epochs)
+                    keep(title, EMBEDDINGS, PAIRS_PEER, partial(run_embeddings, exercise, sentences))
                 else:
                     console.print(f"{model}: not there, so {title} takes no part", markup=False)
 

@@ -8,8 +8,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -19,7 +21,6 @@ from rich.console import Console
 from benchmarks.measure import ROOT, find_data_folder
 from benchmarks.peer import pad_inputs, silence_transformers
 from benchmarks.sides import Answer
-from benchmarks.texts import read_demo_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import World
@@ -55,8 +56,8 @@ MINILM = ROOT / "build" / "all-MiniLM-L6-v2"
 PAIRS_PEER = ("sentence_transformers", "datasets", "accelerate")
 """Packages of the peer of embeddings."""
 DTYPES: dict[Numbers, torch.dtype] = {"fp32": torch.float32, "autocast": torch.bfloat16}
-TOGETHER, SENTENCES = 32, 872
-"""Sentences of a batch of the peer, its usual number, and of a turn: those of SST-2's dev."""
+TOGETHER = 32
+"""Sentences of a batch of the peer, its usual number."""
 
 
 @contextmanager
@@ -75,7 +76,7 @@ class Exercise:
     """The work of all sides: epochs of training on some items, and predictions of them."""
 
     task: str
-    """sst2, cola or squad."""
+    """sst2, cola, squad, or pairs of titles and passages, as pairs.py makes them."""
     model: Path
     data: Path
     steps: int
@@ -86,7 +87,7 @@ class Exercise:
     @property
     def batch(self) -> int:
         """The usual batch of the task."""
-        return 16 if self.task == "squad" else 32
+        return {"squad": 16, "pairs": 64}.get(self.task, 32)
 
     @property
     def width(self) -> int:
@@ -104,6 +105,8 @@ class Exercise:
         """Opens the task with all of its items."""
         if self.task == "squad":
             return open_squad("1.1", self.data / SQUAD, None, setup)
+        if self.task == "pairs":
+            return open_own(self.data / TASK, setup)
         return open_glue(self.task, self.data / "glue", setup)
 
     def open(self) -> Task:
@@ -288,33 +291,12 @@ def encode_rows(items: Items, kind: str, width: int = 0) -> list[dict[str, Any]]
     return rows
 
 
-class PairExercise(Exercise):
-    """Epochs of training on pairs of titles and passages, as pairs.py makes them."""
-
-    @property
-    def batch(self) -> int:
-        """Pairs of a batch, whose passages are each other's negatives."""
-        return 64
-
-    def find(self, setup: Setup) -> Task:
-        """Opens the task with all of its items."""
-        return open_own(self.data / TASK, setup)
-
-
 def write_pair_task(folder: Path) -> Path:
     """Writes a task of pairs of text in the folder that CLOZE_DATA names, or of the demo corpus; returns its folder."""
     text = find_data_folder() / "wiki" / "AA"
     problems = Problems("skip")
     write_pairs(folder, find_files([str(text) if text.is_dir() else "demo"], problems=problems), problems)
     return folder
-
-
-def read_sentences() -> list[str]:
-    """Reads the sentences of SST-2's dev, or as many of the demo corpus."""
-    path = find_data_folder() / "glue" / "SST-2" / "dev.tsv"
-    if path.is_file():
-        return [row.partition("\t")[0] for row in path.read_text().splitlines()[1:]]
-    return [sentence for sentence, _ in zip(read_demo_sentences(), range(SENTENCES), strict=False)]
 
 
 @dataclass(frozen=True)
@@ -360,34 +342,18 @@ class TheirEmbeddings:
             run_epochs(trainer, steps, answer)
 
 
-@dataclass(frozen=True)
-class SentenceEncoder:
-    """Computes the vectors of the same sentences again and again."""
-
-    compute: Callable[[Sequence[str]], Array]
-    sentences: Sequence[str]
-
-    def encode(self) -> Array:
-        """Computes the vectors of all sentences."""
-        return self.compute(self.sentences)
-
-
-def load_ours(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SentenceEncoder:
-    """Loads a model as predict.py does for vectors."""
+def load_ours(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SimpleNamespace:
+    """Loads a model as predict.py does for vectors; its `encode` computes those of the sentences."""
     torch.set_num_threads(default_threads(World()))
     embedder = Embedder.open(find_model(str(model)), choose_device("auto", World()), DTYPES[numbers])
-    return SentenceEncoder(embedder.compute, sentences)
+    return SimpleNamespace(encode=partial(embedder.compute, sentences))
 
 
-def load_theirs(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SentenceEncoder:
-    """Loads a model into sentence-transformers."""
+def load_theirs(numbers: Numbers, model: Path, sentences: Sequence[str]) -> SimpleNamespace:
+    """Loads a model into sentence-transformers; its `encode` computes the vectors of the sentences."""
     silence_transformers()
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(default_threads(World()))
     encoder = SentenceTransformer(str(model), model_kwargs={"dtype": DTYPES[numbers]})
-
-    def compute(texts: Sequence[str]) -> Array:
-        return np.asarray(encoder.encode([*texts], batch_size=TOGETHER, convert_to_tensor=True).float().cpu())
-
-    return SentenceEncoder(compute, sentences)
+    return SimpleNamespace(encode=partial(encoder.encode, [*sentences], batch_size=TOGETHER))

@@ -37,10 +37,10 @@ from rich.console import Console
 
 from benchmarks.answerers import CORES, ON_CPU, ON_GPU, SIDES, Replies, Request, cut_into_pieces, is_ours
 from benchmarks.contests import Turns, spread
-from benchmarks.measure import ResultsFile, describe_run, find_data_folder, run_command
+from benchmarks.measure import ResultsFile, describe_run, run_command
 from benchmarks.sides import Side, SideFailedError, open_sides
 from benchmarks.tables import show_contest
-from benchmarks.texts import choose_vocabulary, read_demo_sentences
+from benchmarks.texts import choose_vocabulary, read_sentences
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.vocabulary.vocabulary import Vocabulary
@@ -121,21 +121,11 @@ def build_contests(
             even = random.integers(5, len(vocabulary), sizes).astype(np.int32)
             yield InferenceContest(f"{sizes[0]} x {sizes[1]}", [[*even]])
             continue
-        source, texts = read_sentences(console)
+        source, texts = read_sentences(console.print, SENTENCES)
         sentences = cut_into_pieces(texts, vocabulary, longest)
         for together in (1, TOGETHER):
             yield InferenceContest(f"{source}, {together} at a time", split_requests(sentences, together))
         yield InferenceContest(f"{source}, all at once", split_requests(sentences, TOGETHER), at_once=True)
-
-
-def read_sentences(console: Console) -> tuple[str, list[str]]:
-    """Reads sentences in the order of their file; returns their source, SST-2 or the demo corpus, too."""
-    path = find_data_folder() / "glue" / "SST-2" / "dev.tsv"
-    if path.is_file():
-        rows = path.read_text().splitlines()[1 : 1 + SENTENCES]
-        return "SST-2", [row.partition("\t")[0] for row in rows]
-    console.print(f"{path} is not there: lengths are those of sentences of the demo corpus")
-    return "demo corpus", list(itertools.islice(read_demo_sentences(), SENTENCES))
 
 
 def make_model(size: str, vocabulary: Vocabulary, folder: Path) -> int:

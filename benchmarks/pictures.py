@@ -34,7 +34,7 @@ from benchmarks.measure import ROOT, ResultsFile, run_command
 from benchmarks.tables import Results, list_contests, list_ratios, read_median
 from data_prep.common.errors import UserError
 from pretraining.objectives.declaration import list_loss_curves
-from pretraining.reporting.figures import BLUE, GREY, draw_chart, new_figure
+from pretraining.reporting.figures import BLUE, GREY, draw_chart, new_figure, read_lengths
 from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
 PICTURES = ROOT / "docs" / "pictures"
@@ -136,7 +136,8 @@ def draw_speed(results: Mapping[str, Results], ink: str, colour: str) -> bytes:
 def draw_losses(demo: Results) -> bytes:
     """Draws the loss of masked pieces of the demo as `status.py --charts` does."""
     trained, scored = ([Logged.from_record(each) for each in demo[part]] for part in ("trained", "scored"))
-    figure = draw_chart(trained, scored, RUN, {LOSS: list_loss_curves()[LOSS]})
+    lengths = read_lengths(ROOT / "pretraining" / "recipes" / "demo.toml")
+    figure = draw_chart(trained, scored, RUN, {LOSS: list_loss_curves()[LOSS]}, lengths)
     figure.set_size_inches(SHORT, 3.0)
     return save_svg(figure)
 
@@ -196,7 +197,8 @@ def record(_: Recording, console: Console) -> None:
         if training.returncode or not panel:
             raise UserError(f"the demo ended with exit code {training.returncode}; nothing is written")
         losses = {"trained": read_step_records(metrics), "scored": [*read_evaluations(metrics)]}
-    kept = {part: [{name: each.figures[name] for name in ("step", LOSS)} for each in losses[part]] for part in losses}
+    names = ("step", "phase", LOSS)
+    kept = {part: [{name: each.figures[name] for name in names} for each in losses[part]] for part in losses}
     parts = [re.findall(pattern, page, re.DOTALL)[0] for pattern in PARTS]
     found = {"panel": panel.splitlines(), **kept, "page": parts}
     path = ResultsFile("demo", ["torch", "deepspeed"], None).keep(found, replaces=True)

@@ -16,6 +16,7 @@ if __name__ == "__main__":
 
     begin(ends_with_reader=True)
 
+import json
 from dataclasses import dataclass
 
 from data_prep.common.errors import UserError, check_all
@@ -24,7 +25,8 @@ from data_prep.common.terminal import open_console, run_curable
 from pretraining.config.conflicts import find_faults
 from pretraining.config.overrides import load_recipe_and_data
 from pretraining.planning import machines
-from pretraining.planning.table import render_cluster, render_scale
+from pretraining.planning.record import record_cluster
+from pretraining.planning.table import render_cluster
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Planner:
     """Network between nodes, with the ports of a node: hdr200x8, edr100x4, 10gbe (default: the maker's)."""
     price_per_gpu_hour: float | None = None
     """Price of a GPU for an hour, in any currency."""
+    json: bool = False
+    """Print JSON, for a file: `> FILE`."""
 
 
 def main(arguments: list[str]) -> int:
@@ -63,11 +67,14 @@ def main(arguments: list[str]) -> int:
         raise UserError("\n".join(faults))
     cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
     target = machines.make_target(recipe, corpora, *cluster)
-    console.print(f"{settings.recipe.stem} on {target.where}\n")
     plans = [machines.find_fastest(each) for each in (target, *machines.list_other_stages(target))]
-    console.print(render_cluster(plans, settings.price_per_gpu_hour))
+    sizes = machines.plan_sizes(target) if plans[0].fits else []
+    record = record_cluster(settings.recipe.stem, plans, sizes, settings.price_per_gpu_hour)
+    if settings.json:
+        print(json.dumps(record, indent=1))
+    else:
+        console.print(render_cluster(record))
     machines.check_fit(target)
-    console.print(render_scale(machines.plan_sizes(target), settings.price_per_gpu_hour))
     return 0
 
 

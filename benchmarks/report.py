@@ -22,7 +22,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from functools import partial
-from typing import Any
 
 from rich.console import Console
 
@@ -59,28 +58,29 @@ def read_all(folder: Path) -> dict[str, Results]:
     return dict(zip((path.stem for path in paths), found, strict=True))
 
 
-def describe_machine(environment: Mapping[str, Any]) -> str:
-    """Describes the hardware and the day of results in one line."""
-    best = next(iter(environment["instruction_sets"]), "instruction sets unknown")
-    processor = f"{environment['cores']} cores of {environment['processor']} ({best})"
-    day = date.fromisoformat(environment["date"])
-    return ", ".join(filter(None, (environment.get("gpu"), processor, f"{day.day} {day:%B %Y}")))
-
-
 def describe_tables(found: Results) -> Iterable[ResultTable]:
-    """Returns the tables of a file of results; of the paper's rows and claims, those that were measured."""
+    """Returns the tables of a file of results; of the paper's tables, what was measured and has a signal."""
     if found["benchmark"] != BENCHMARK:
         return summarise_results(found)
+
+    def keep(figures: Results) -> Results:
+        return {key: one for key, one in figures.items() if not found["signals"].get(key, "").startswith("no signal")}
+
+    kept = {part: keep(found[part]) for part in ("columns", "paper", "signals")}
     judged = [each for each in found["verdicts"] if each["finding"] != "nothing is claimed"]
-    rows = [each for each in found["rows"] if each["cells"]]
-    notes = [each for each in found["notes"] if not each.startswith("made ")]
-    shown = {**found, "rows": rows, "verdicts": judged, "notes": notes}
+    rows = [each for each in found["rows"] if any(cell["wanted"] for cell in keep(each["cells"]).values())]
+    notes = [each for each in found["notes"] if not each.startswith(("made ", "not asked"))]
+    shown = {**found, **kept, "rows": rows, "verdicts": judged, "notes": notes}
     return build_tables(TableResult.model_validate(shown, strict=False))
 
 
 def format_heading(name: str, found: Results) -> str:
-    """Formats the line above the tables of a file of results."""
-    return f"{describe_machine(found['environment'])} (`{name}.json`):"
+    """Formats the line above the tables of a file of results: the hardware, the day and the file."""
+    environment = found["environment"]
+    best = next(iter(environment["instruction_sets"]), "instruction sets unknown")
+    processor = f"{environment['cores']} cores of {environment['processor']} ({best})"
+    day = date.fromisoformat(environment["date"])
+    return ", ".join(filter(None, (environment.get("gpu"), processor, f"{day.day} {day:%B %Y} (`{name}.json`):")))
 
 
 def rewrite(text: str, results: Mapping[str, Results]) -> str:
@@ -90,8 +90,7 @@ def rewrite(text: str, results: Mapping[str, Results]) -> str:
         parts = []
         for name, found in results.items():
             if found["benchmark"] == match[2]:
-                parts += [format_heading(name, found)]
-                parts += [table.to_markdown() for table in describe_tables(found) if table.rows]
+                parts += [format_heading(name, found), *(t.to_markdown() for t in describe_tables(found) if t.rows)]
         return f"{match[1]}\n" + "".join(f"{part}\n\n" for part in parts) + match[3]
 
     return MARKED.sub(tables, text)

@@ -48,7 +48,7 @@ from data_prep.readers.text_pairs import (
     write_file,
     write_retrieval,
 )
-from finetuning.running.base import compute_checksum, find_model
+from finetuning.running.base import Base, find_model
 from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.retrieval import BEST, Retrieval
@@ -56,6 +56,8 @@ from pretraining.scoring.retrieval import BEST, Retrieval
 XQUAD = "squad/xquad-dev-v1.1.json"
 FILES = 50
 """Files of Wikipedia that are read, of half a MB each: ten minutes of training read no more."""
+MINUTES = 10
+"""Minutes of each training."""
 REPEATS = 3
 """Times that each question of SQuAD is in the training data, of which titles and passages are most."""
 SCORED = 500
@@ -74,8 +76,6 @@ class SearchScores:
 
     model: Path = ROOT / "build" / "search-mini"
     """A pre-trained mini: a run or an exported folder."""
-    minutes: float = 10.0
-    """Minutes of each training."""
     out: Path | None = None
     """File for the results (default: in benchmarks/results, by hardware)."""
 
@@ -121,19 +121,18 @@ def rank_by_tfidf(retrieval: Retrieval) -> Array:
     table, ranking = TfidfVectorizer(), retrieval.start_ranking()
     passages = table.fit_transform(text for _, block in retrieval.read_blocks() for text in block)
     products = (table.transform(retrieval.queries) @ passages.T).toarray()
-    rows = np.argsort(-products, axis=1, kind="stable")[:, : 2 * BEST]
-    ranking.add_ranking(rows, np.take_along_axis(products, rows, axis=1))
+    ranking.add_ranking(np.broadcast_to(np.arange(len(retrieval.places)), products.shape), products)
     return ranking.rows
 
 
 def rank_by_vectors(model: Path, retrieval: Retrieval) -> Array:
     """Ranks by the vectors of a model."""
     embedder = Embedder.open(find_model(str(model)), choose_device("auto", World()))
-    return retrieval.rank(embedder.compute, embedder.way.by_dot).rows
+    return retrieval.rank(embedder.compute, embedder.pooling.by_dot).rows
 
 
-def train(do: Callable[..., None], task: Path, minutes: float, model: Path, rate: str) -> tuple[Path, dict[str, Any]]:
-    """Trains a model for some minutes by run_task.py; returns its folder, and what the training was."""
+def train(do: Callable[..., None], task: Path, model: Path, rate: str) -> tuple[Path, dict[str, Any]]:
+    """Trains a model for MINUTES by run_task.py; returns its folder, and what the training was."""
     rows = (task.parent / TRAIN).read_bytes().count(b"\n")
 
     def run(name: str, steps: int) -> dict[str, Any]:
@@ -143,8 +142,8 @@ def train(do: Callable[..., None], task: Path, minutes: float, model: Path, rate
         [found] = read_json(out / "pairs" / "results.json")["runs"].values()
         return {"folder": out / "pairs" / "model", **found}
 
-    steps = round(60 * minutes * run("probe", PROBE_STEPS)["items_per_second"] / BATCH)
-    found = run(f"{minutes:g}-minutes", max(1, steps))
+    steps = round(60 * MINUTES * run("probe", PROBE_STEPS)["items_per_second"] / BATCH)
+    found = run(f"{MINUTES}-minutes", max(1, steps))
     figures = {name: found[name] for name in ("steps", "seconds", "items_per_second", "dtype")}
     return found["folder"], {"batch": BATCH, "learning_rate": rate, **figures}
 
@@ -161,43 +160,32 @@ def measure(wanted: SearchScores, console: Console) -> None:
     texts = sorted(path for path in (data / "wiki").rglob("*") if path.is_file())[:FILES]
     do("data_prep/pairs.py", "--docs", *texts, "--out", folder / "wiki")
     counts, models = write_data(folder, data), {"mini": wanted.model, "MiniLM": MINILM}
-    for name, model in models.items():
-        if not model.is_dir():
-            console.print(f"{model}: not there, so {name} is left out", markup=False)
-    models = {name: model for name, model in models.items() if model.is_dir()}
+    for name in [name for name, model in models.items() if not model.is_dir()]:
+        console.print(f"{models.pop(name)}: not there, so {name} is left out", markup=False)
     tests = {"XQuAD": Retrieval.read(folder / "xquad"), "held-out": Retrieval.read(folder / "wiki" / HELD_OUT)}
     about = {
-        "minutes": wanted.minutes,
+        "minutes": MINUTES,
         "training": counts,
         "tests": {name: f"{len(each.queries):,} of {len(each.places):,}" for name, each in tests.items()},
-        "models": {name: checksum_model(model) for name, model in models.items()},
+        "models": {name: Base(find_model(str(model))).identity["checksum"] for name, model in models.items()},
     }
     goes_on = about.items() <= keeper.earlier.items()
     rows: list[dict[str, Any]] = keeper.earlier["rows"] if goes_on else []
-    systems: dict[str, tuple[Rank | None, Path, str]] = {
-        "BM25": (rank_by_bm25, folder, ""),
-        "TF-IDF": (rank_by_tfidf, folder, ""),
-    }
-    systems |= {f"{name}, as it is": (None, model, "") for name, model in models.items()}
-    for name, model in models.items():
-        systems[f"{name}, trained for {wanted.minutes:g} minutes"] = (None, model, RATES[name])
-    done = {row["system"] for row in rows}
-    for name, (ranks, model, rate) in systems.items():
-        if name in done:
-            continue
-        model, how = train(do, folder / TASK, wanted.minutes, model, rate) if rate else (model, {})
-        rank = ranks or partial(rank_by_vectors, model)
+    systems: dict[str, tuple[Rank | Path, str]] = {"BM25": (rank_by_bm25, ""), "TF-IDF": (rank_by_tfidf, "")}
+    systems |= {f"{name}, as it is": (model, "") for name, model in models.items()}
+    systems |= {f"{name}, trained for {MINUTES} minutes": (model, RATES[name]) for name, model in models.items()}
+    for row in rows:
+        del systems[row["system"]]
+    for name, (source, rate) in systems.items():
+        how: dict[str, Any] = {}
+        if isinstance(source, Path) and rate:
+            source, how = train(do, folder / TASK, source, rate)
+        rank = partial(rank_by_vectors, source) if isinstance(source, Path) else source
         scores = {test: asdict(each.score(rank(each))) for test, each in tests.items()}
         rows.append({"system": name, **how, "scores": scores})
         keeper.keep({**about, "rows": rows}, replaces=True)
     show(console, summarise_search({"rows": rows}))
     console.print(f"kept in {keeper.path}", markup=False)
-
-
-def checksum_model(folder: Path) -> str:
-    """Computes the checksum of the weights, the sizes and the vocabulary of a model."""
-    model = find_model(str(folder))
-    return compute_checksum(model.vocabulary, model.shape, model.encoder)
 
 
 if __name__ == "__main__":

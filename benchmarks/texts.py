@@ -5,6 +5,7 @@ Real text is in the folder that CLOZE_DATA names; without it, the built-in corpu
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -71,6 +72,15 @@ def read_demo_sentences() -> Iterator[str]:
         for _, text in demo.DOCSTRING.findall(path.read_bytes().decode(errors="ignore")):
             for passage in demo.prose(text):
                 yield from (sentence for sentence in re.split(r"(?<=[.!?]) ", passage) if len(sentence) > 1)
+
+
+def read_sentences(say: Callable[[str], None], most: int) -> tuple[str, list[str]]:
+    """Reads the first sentences of SST-2's dev, otherwise of the demo corpus; returns their source, too."""
+    path = find_data_folder() / "glue" / "SST-2" / "dev.tsv"
+    if path.is_file():
+        return "SST-2", [row.partition("\t")[0] for row in path.read_text().splitlines()[1 : 1 + most]]
+    say(f"{path} is not there: sentences are those of the demo corpus")
+    return "demo corpus", list(itertools.islice(read_demo_sentences(), most))
 
 
 def choose_vocabulary() -> Vocabulary:

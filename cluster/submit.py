@@ -26,7 +26,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from data_prep.common.errors import UserError
@@ -40,7 +40,9 @@ STEPS = ("prepare", "pretrain", "finetune", "gather")
 OURS = ("CLOZE_", "SBATCH_")
 """Prefixes of the variables that the jobs or sbatch read."""
 OTHERS = ("squad", "swag", "ner")
-FOR_PLANS = ("ranks", "gpu")
+NODES, TIME = r"(?:--nodes[= ]|(?<!\S)-N ?)(\d\S*)", r"(?:--time[= ]|(?<!\S)-t ?)(\S+)"
+"""Options of sbatch that limit a job."""
+FOR_PLANS = ("ranks", "gpu", "price_per_gpu_hour", "json")
 """Options that train.py reads with --check alone."""
 
 
@@ -57,6 +59,8 @@ class ChainJob:
     options: Sequence[str] = ()
     waits: Mapping[str, str] = field(default_factory=dict)
     """how earlier steps must have ended, by name"""
+    faults: Sequence[str] = ()
+    """what must be mended before the job can run"""
 
     def command(self, submitted: Mapping[str, str]) -> list[str]:
         """Builds the sbatch command, where `submitted` has the ids of earlier jobs by step."""
@@ -67,7 +71,7 @@ class ChainJob:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0 submitted, 2 something to mend."""
+    """Returns the exit code: 0 submitted, or with --dry-run ready to be; 2 something to mend."""
     wanted, words = build_parser().parse_known_args(arguments)
     try:
         if not (CLUSTER / "functions.sh").exists():
@@ -100,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     made.add_argument("--from", dest="first", choices=STEPS, default=STEPS[0], help="step to begin with")
     made.add_argument("--to", dest="last", choices=STEPS, default=STEPS[-1], help="step to end with")
     made.add_argument("--shares", default="1", help="of tables: jobs that share the runs (default: 1)")
-    made.add_argument("--dry-run", action="store_true", help="print the commands, and submit nothing")
+    made.add_argument("--dry-run", action="store_true", help="print the jobs and what is missing, and submit nothing")
     return made
 
 
@@ -110,6 +114,16 @@ def read_site() -> dict[str, str]:
     pairs = [pair.partition("=") for pair in shown.split("\0")]
     site = {name: value for name, _, value in pairs if name.startswith(OURS)}
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
+
+
+def choose_shards(wanted: argparse.Namespace, steps: Sequence[str]) -> list[str]:
+    """Returns the folder of the shards that `--shards` names, or of the text, or several that are not made here."""
+    text, shards = " ".join(wanted.text), wanted.shards
+    if not shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
+        raise UserError(f"--text {text}: name the folder of the shards: --shards")
+    if shards and len(shards) > 1 and "prepare" in steps:
+        raise UserError(f"--shards {' '.join(shards)}: one text makes one folder; begin with --from pretrain")
+    return shards or [f"data/{Path(text).name}"]
 
 
 def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
@@ -122,12 +136,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     if not steps:
         raise UserError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
     recipe, names, seeds = wanted.recipe or own[1], find_tasks(wanted.tasks), read_number("--seeds", wanted.seeds)
-    text = " ".join(wanted.text)
-    if not wanted.shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
-        raise UserError(f"--text {text}: name the folder of the shards: --shards")
-    shards = wanted.shards or [f"data/{Path(text).name}"]
-    if len(shards) > 1 and "prepare" in steps:
-        raise UserError(f"--shards {' '.join(shards)}: one text makes one folder; begin with --from pretrain")
+    text, shards = " ".join(wanted.text), choose_shards(wanted, steps)
     run = wanted.run or f"runs/{Path(recipe).stem}"
     preparing = ["--docs", *wanted.text, "--out", *shards, *split_words("--for-prepare", wanted.for_prepare)]
     training = ["--recipe", recipe, "--data", *shards, "--out", run, *words]
@@ -140,19 +149,22 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
         ChainJob("finetune", "finetune", f"{runs} runs of {run}", tuning, [f"--array=0-{runs - 1}"], trained),
         ChainJob("gather", "gather", f"results in {run}", tuning, (), {**trained, "finetune": "afterany"}),
     ]
-    jobs = [add_options(job, site) for job in jobs if job.step in steps]
     if words and "pretrain" not in steps:
         raise UserError(f"{' '.join(words)}: not understood")
-    for source in wanted.text if "prepare" in steps else ():
-        if not Path(source).exists() and not glob.glob(source.rpartition("=")[2], recursive=True):  # NAME=PATH
-            raise UserError(f"--text {source}: no such file or folder")
-    if wanted.first in ("finetune", "gather") and not Path(run).exists():
-        raise UserError(f"--run {run}: no such folder; name a trained run, or train it first: --from pretrain")
-    if "finetune" in steps:
-        require_data(names, site)
-    for job in (job for job in jobs if job.step == "pretrain"):
-        check_training(job, site, words, [] if "prepare" in steps else ["--data", *shards])
-    return jobs
+
+    def list_faults(job: ChainJob) -> Iterator[str]:
+        for source in wanted.text if job.step == "prepare" else ():
+            if not Path(source).exists() and not glob.glob(source.rpartition("=")[2], recursive=True):  # NAME=PATH
+                yield f"--text {source}: no such file or folder"
+        if job.step == wanted.first and job.step in ("finetune", "gather") and not Path(run).exists():
+            yield f"--run {run}: no such folder; name a trained run, or train it first: --from pretrain"
+        if job.step == "finetune":
+            yield from list_missing_data(names, site)
+        if job.step == "pretrain":
+            yield from check_training(job, site, words, [] if "prepare" in steps else ["--data", *shards])
+
+    jobs = [add_options(job, site) for job in jobs if job.step in steps]
+    return [replace(job, faults=[*list_faults(job)]) for job in jobs]
 
 
 def plan_tables(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
@@ -197,42 +209,50 @@ def find_tasks(named: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(named or GLUE))
 
 
-def require_data(tasks: Sequence[str], site: Mapping[str, str]) -> None:
-    """Refuses tasks for which there is no folder of data."""
+def list_missing_data(tasks: Sequence[str], site: Mapping[str, str]) -> Iterator[str]:
+    """Lists the folders of data of tasks that are missing, each with its cure."""
     for place in dict.fromkeys("glue" if name in GLUE else name for name in tasks):
         if not any((Path(base) / place).exists() for base in ("data", site.get("CLOZE_DATA", "data"))):
             cure = f"python finetuning/fetch.py {place} fetches it (ner: see docs/finetuning.md)"
-            raise UserError(f"data/{place}: not there; {cure}")
+            yield f"data/{place}: not there; {cure}"
 
 
-def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str], shards: Sequence[str]) -> None:
-    """Lets train.py check recipe and words for the ranks of the job, with the Python of the jobs if it is available."""
+def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str], data: Sequence[str]) -> Iterator[str]:
+    """Lists the faults that train.py finds in recipe and words for the ranks of the job, with the Python of the jobs if
+    it is available."""
     for word in words:
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
-            raise UserError(f"{word}: only for train.py --check; leave it out")
+            yield f"{word}: only for train.py --check; leave it out"
     python = site.get("CLOZE_PYTHON", ".venv/bin/python")
     if site.get("CLOZE_IMAGE") or not shutil.which(python):
         print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
         return
     ranks = count_ranks(job, site)
-    checked = ["--check", f"--ranks={ranks}", *job.words[:2], *shards, *words]
+    checked = ["--check", f"--ranks={ranks}", *job.words[:2], *data, *words]
     try:
         here = {"PYTHONPATH": os.getcwd(), "CUDA_VISIBLE_DEVICES": ""}  # a GPU of the login node is none of the job
         run_program([python, "pretraining/train.py", *checked], {**os.environ, **site, **here})
     except UserError as error:
         told = f"\nthe job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS='--nodes=N --gpus-per-node=N' changes that"
-        raise UserError(f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards")) from None
+
+        yield from f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards").splitlines()
 
 
 def count_ranks(job: ChainJob, site: Mapping[str, str]) -> int:
     """Counts the ranks of a job on the fewest nodes that its script, the environment and its options allow."""
-    words = re.findall(r"^#SBATCH (\S+)", (CLUSTER / f"{job.script}.slurm").read_text(), re.MULTILINE)
-    words += [f"--gpus-per-node={site[name]}" for name in ("SBATCH_GPUS_PER_NODE",) if name in site]
-    given = " ".join(["--nodes=1 --gpus-per-node=1", *words, *job.options])
-    nodes = re.findall(r"(?:--nodes[= ]|(?<!\S)-N ?)(\d+)", given)[-1]
+    given = join_options(job, site)
+    nodes = re.findall(NODES, given)[-1]
     gpus = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", re.findall(r"--gpus-per-node[= ](\S+)", given)[-1])
     asked = re.findall(r"--ntasks-per-node[= ](\d+)", given)
-    return int(nodes) * (int(asked[-1]) if asked else sum(map(int, gpus)) or 1)
+    return int(nodes.partition("-")[0]) * (int(asked[-1]) if asked else sum(map(int, gpus)) or 1)
+
+
+def join_options(job: ChainJob, site: Mapping[str, str]) -> str:
+    """Joins the options of a job: those of its script, of the environment, and its own, which count most."""
+    words = re.findall(r"^#SBATCH (\S+)", (CLUSTER / f"{job.script}.slurm").read_text(), re.MULTILINE)
+    variables = {"gpus-per-node": "SBATCH_GPUS_PER_NODE", "time": "SBATCH_TIMELIMIT"}
+    words += [f"--{name}={site[variable]}" for name, variable in variables.items() if variable in site]
+    return " ".join(["--nodes=1 --gpus-per-node=1 --time=default", *words, *job.options])
 
 
 def run_program(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
@@ -250,14 +270,19 @@ def run_program(command: Sequence[str], environment: Mapping[str, str] | None = 
 
 
 def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None:
-    """Submits the jobs in order, or prints the commands. If one is refused, those before it are cancelled."""
+    """Submits the jobs in order, or prints them, unless something must be mended. If one is refused, those before it
+    are cancelled."""
     submitted: dict[str, str] = {}
+    for job in jobs if dry else ():
+        print(describe_job(job, site), format_command(job, job.command(submitted), site), sep="\n", flush=True)
+        submitted[job.step] = f"${job.step}"
+    faults = [line for job in jobs for line in job.faults]
+    if faults:
+        raise UserError("\n".join(faults))
+    if dry:
+        return
     for job in jobs:
         command = job.command(submitted)
-        if dry:
-            submitted[job.step] = f"${job.step}"
-            print(format_command(job, command, site))
-            continue
         try:
             submitted[job.step] = call_sbatch(command, {**os.environ, **site})
         except (UserError, KeyboardInterrupt) as error:
@@ -265,9 +290,8 @@ def submit(jobs: Sequence[ChainJob], site: Mapping[str, str], dry: bool) -> None
             said = error if isinstance(error, UserError) else "interrupted; squeue --me shows whether Slurm took it"
             raise UserError(f"{job.step}: {said}{left}") from None
         print(f"{submitted[job.step]:>10}  {job.step:<9} {job.what}")
-    if not dry:
-        shown = ",".join(submitted.values())
-        print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
+    shown = ",".join(submitted.values())
+    print(f"squeue -j {shown} shows the jobs, python cluster/status.py the training")
 
 
 def call_sbatch(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -289,6 +313,13 @@ def cancel_jobs(jobs: Sequence[str]) -> str:
     except UserError as error:
         return f"some may still be in the queue of this chain, since scancel failed ({error}): {' '.join(command)}"
     return "nothing is left in the queue of this chain"
+
+
+def describe_job(job: ChainJob, site: Mapping[str, str]) -> str:
+    """Describes a job in comments of a shell: what it does, its nodes and time limit, and what must be mended."""
+    nodes, time = (re.findall(limit, join_options(job, site))[-1] for limit in (NODES, TIME))
+    lines = f"{job.step}: {job.what}; nodes: {nodes}, time limit: {time}", *(f"to mend: {each}" for each in job.faults)
+    return "\n".join(f"# {' '.join(line.split())}" for line in lines)
 
 
 def format_command(job: ChainJob, command: Sequence[str], site: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@
     echo "a fine film" | python finetuning/predict.py runs/mini/glue/sst2/model
     python finetuning/predict.py runs/mini/squad1/model questions.jsonl --tsv --out answers.tsv
     python finetuning/predict.py runs/mini/export texts.txt --vectors texts.npy --nearest queries.txt
+    python finetuning/predict.py runs/mini/glue/sst2/model --serve 8000
 
 A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet.
 In a .csv or .tsv the first line names the columns; before rows of several texts parted by tabs it may. Every row gets
@@ -32,6 +33,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
@@ -41,10 +43,11 @@ from data_prep.common.flags import read_flags
 from data_prep.common.outputs import making, refuse_inputs
 from data_prep.common.terminal import run_curable
 from data_prep.readers.formats.jsonl import parse_object
+from data_prep.readers.reader import group_rows
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
 from finetuning.flags import STANDARD_INPUT, Format, Predict
 from finetuning.prediction import Answer, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
-from finetuning.vectors import ROWS, VectorFile, cut_stretches
+from finetuning.vectors import CHARACTERS, ROWS, VectorFile
 from pretraining.checkpoint.record import list_finished
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
@@ -60,7 +63,10 @@ def main(arguments: list[str]) -> int:
 
 
 def predict(wanted: Predict) -> None:
-    """Reads, answers and writes rows in batches."""
+    """Reads, answers and writes rows in batches, or serves them."""
+    if wanted.serve is not None:
+        serve_rows(wanted, wanted.serve)
+        return
     for path in (*wanted.files, *([wanted.nearest] if wanted.nearest else [])):
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = f"echo {quote(path)} | python finetuning/predict.py {quote(wanted.model)}"
@@ -80,6 +86,19 @@ def predict(wanted: Predict) -> None:
                 for answer in answers:
                     out.write(format_tsv(list_values(answer, names, path)) if wanted.tsv else format_json(answer))
                 out.flush()
+
+
+def serve_rows(wanted: Predict, address: str) -> None:
+    """Answers rows over HTTP until Ctrl-C."""
+    from finetuning.server import open_server
+
+    given = {each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default}
+    if given - {"model", "serve", "dtype"}:
+        raise UserError("--serve takes rows from requests alone; leave out files and all flags but --dtype")
+    server = open_server(address)
+    server.model = load(find_fine_tuned(wanted.model), wanted.dtype)
+    print("answering at http://{}:{}; Ctrl-C ends".format(*server.server_address), file=sys.stderr, flush=True)
+    server.serve_forever()
 
 
 def predict_vectors(wanted: Predict, folder: Path) -> None:
@@ -139,7 +158,8 @@ def answer_file(model: Predictor, path: Path, wanted: Predict) -> Iterator[list[
     if is_typed:
         print("reading texts from the terminal, one a line; Ctrl-D ends", file=sys.stderr)
     rows = RowReader(model, path, wanted.format).read()
-    for stretch in cut_stretches(rows, lambda row: sum(map(len, row[1])), 1 if wanted.flush or is_typed else ROWS):
+    most = 1 if wanted.flush or is_typed else ROWS
+    for stretch in group_rows(rows, lambda row: sum(map(len, row[1])), CHARACTERS, most):
         answers = model.answer([texts for _, texts in stretch])
         pairs = zip(stretch, answers, strict=True)
         yield [{"input": asked, **answer} for (asked, _), answer in pairs] if wanted.with_input else answers

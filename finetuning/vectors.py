@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table, replacing, sha256, writable, write_json
 from data_prep.common.locks import locked
+from data_prep.readers.reader import group_rows
 from finetuning.flags import Format
 from finetuning.prediction import DIGITS, TextEmbedder
 from pretraining.scoring.retrieval import BLOCK, Ranking, normalize_vectors
@@ -30,10 +31,6 @@ ROWS, CHARACTERS = 4096, 1 << 22
 """Texts and characters whose vectors are computed together."""
 NEAREST = 10
 """The number of texts that answer a query."""
-ANSWER = ("rank", "row", "score", "text")
-HEADER = 128
-"""Bytes before the vectors of a .npy."""
-Item = TypeVar("Item")
 Read = Callable[[Path], Iterable[str]]
 """Reads the texts of a file."""
 
@@ -44,7 +41,6 @@ class VectorFile:
     def __init__(self, model: TextEmbedder, texts: Path, kind: Format, out: Path, read: Read) -> None:
         """`kind`: the format of the texts, which `read` reads."""
         self.texts, self.out, self.embedder, self._read = texts, out, model.embedder, read
-        self._row = 4 * self.embedder.width
         self._made = {"model": model.describe(), "text": f"{sha256(texts)} {kind}"}
         """what the vectors are made of, by the names of messages"""
         self.record, self._unfinished, self._lock = (
@@ -59,8 +55,7 @@ class VectorFile:
             done = self._count_done(replace) or 0
             if done:
                 print(f"{self.out}: goes on after {done:,} texts", file=sys.stderr)
-            rows = self._append(done)
-            self._write(0, make_header(rows, self.embedder.width), rows)
+            self._fill(done)
             if self.out.suffix == ".npy":
                 self._unfinished.replace(self.out)
             else:
@@ -76,41 +71,35 @@ class VectorFile:
         found = read_table(self.record) if self.record.exists() else {}
         other = [name for name, checksum in self._made.items() if found.get(name) != checksum]
         if not other:
-            if finished:
-                return None
-            return max(0, min(int(found["rows"]), (self._unfinished.stat().st_size - HEADER) // self._row))
+            return None if finished else int(found["rows"])
         if (found or finished) and not replace:
             said = f"is of another {other[0]}" if found else "exists, and no record beside it says what made it"
             raise UserError(f"--vectors {self.out}: {said}; name another file, or give --replace")
         return 0
 
-    def _append(self, done: int) -> int:
-        """Writes the vectors of the texts after so many; returns the number of all."""
-        for texts in cut_stretches(itertools.islice(self._read(self.texts), done, None), len):
+    def _fill(self, done: int) -> None:
+        """Writes the vectors of the texts after so many into the unfinished file, which has its whole size from the
+        beginning."""
+        shape = sum(1 for _ in self._read(self.texts)), self.embedder.width
+        if not shape[0]:
+            raise UserError(f"{self.texts}: no texts")
+        for texts in group_rows(itertools.islice(self._read(self.texts), done, None), len, CHARACTERS, ROWS):
             rows = range(done, done + len(texts))
             vectors = normalize_vectors(self.embedder.compute(texts), True, f"{self.texts}: row", rows)
             if not done:
                 self.record.unlink(missing_ok=True)  # it is that of another file
-            self._write(HEADER + self._row * done, vectors.tobytes(), rows.stop)
+                np.lib.format.open_memmap(self._unfinished, "w+", np.float32, shape)
+                reserve_space(self._unfinished)
+            file = np.load(self._unfinished, mmap_mode="r+")
+            file[done : rows.stop] = vectors
+            file.flush()
             done = rows.stop
             write_json(self.record, {**self._made, "rows": done})
-        if not done:
-            raise UserError(f"{self.texts}: no texts")
-        return done
-
-    def _write(self, place: int, content: bytes, rows: int) -> None:
-        """Writes bytes at a place of the unfinished file, which ends after so many rows."""
-        self._unfinished.touch()
-        with self._unfinished.open("r+b") as file:
-            file.seek(place)
-            file.write(content)
-            file.truncate(HEADER + self._row * rows)
-            os.fsync(file.fileno())
 
     def find_nearest(self, queries: Path) -> Iterator[dict[str, Any]]:
         """Yields for each query the texts with the nearest vectors, by the products of all, or their cosine."""
-        vectors, by_dot = self._open(), self.embedder.way.by_dot
-        for asked in cut_stretches(self._read(queries), len):
+        vectors, by_dot = self._open(), self.embedder.pooling.by_dot
+        for asked in group_rows(self._read(queries), len, CHARACTERS, ROWS):
             own = normalize_vectors(self.embedder.compute(asked), by_dot, f"{queries}: query", asked)
             ranking = Ranking(len(asked), NEAREST)
             for first in range(0, len(vectors), BLOCK):
@@ -120,9 +109,12 @@ class VectorFile:
             wanted = {*ranking.rows.ravel().tolist()}
             texts = {row: text for row, text in enumerate(self._read(self.texts)) if row in wanted}
             for query, *best in zip(asked, ranking.rows.tolist(), ranking.scores.tolist(), strict=True):
-                pairs = zip(range(1, NEAREST + 1), *best, strict=True)
-                found = ((rank, row, round(score, DIGITS), texts[row]) for rank, row, score in pairs if row in texts)
-                yield {"query": query, "nearest": [dict(zip(ANSWER, each, strict=True)) for each in found]}
+                nearest = [
+                    {"rank": rank, "row": row, "score": round(score, DIGITS), "text": texts[row]}
+                    for rank, (row, score) in enumerate(zip(*best, strict=True), 1)
+                    if row in texts
+                ]
+                yield {"query": query, "nearest": nearest}
 
     def _open(self) -> Array:
         """Maps the file of vectors; UserError if it is not the one that was written."""
@@ -136,24 +128,10 @@ class VectorFile:
         return vectors
 
 
-def cut_stretches(rows: Iterable[Item], size: Callable[[Item], int], most: int | None = None) -> Iterator[list[Item]]:
-    """Cuts rows into stretches of at most ROWS, or `most`, and of some CHARACTERS; `size` counts those of a row."""
-    stretch: list[Item] = []
-    characters = 0
-    for row in rows:
-        stretch.append(row)
-        characters += size(row)
-        if len(stretch) == (most or ROWS) or characters >= CHARACTERS:
-            yield stretch
-            stretch, characters = [], 0
-    if stretch:
-        yield stretch
-
-
-def make_header(rows: int, width: int) -> bytes:
-    """Makes the header of a .npy of vectors, which has the same size for any number of rows."""
-    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
-    return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + f"{said:<{HEADER - 11}}\n".encode()
+def reserve_space(path: Path) -> None:
+    """Reserves the space of a file on its disk; otherwise a full disk would end a process that writes a mapped file."""
+    with path.open("r+b") as file:
+        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
 
 
 def write_parquet(path: Path, vectors: Array) -> None:

@@ -76,7 +76,7 @@ def find_answers(wanted: Evaluate) -> Answers:
         scores[corpus.name] = score_shards(model, corpus, wanted.split, wanted.length, wanted.examples, device)
     if retrieval is not None:
         embedder = Embedder.open(model, device)
-        found = retrieval.score(retrieval.rank(embedder.compute, embedder.way.by_dot).rows)
+        found = retrieval.score(retrieval.rank(embedder.compute, embedder.pooling.by_dot).rows)
     if continuation is not None:
         continuation = continue_text(model, continuation, device)
     return scores, found, fillings, continuation

@@ -41,6 +41,8 @@ class Train:
     """Stop after the phase of this name; the same command without it goes on."""
     time_limit: str = "auto"
     """Save and stop ahead of this, counted from the start: 90m, 2h (default: the end of the Slurm job)."""
+    shorten: float = 1.0
+    """Train this share of the steps or hours of every phase, warm-up included: 0.05 tries the recipe."""
     profile: Annotated[int, Shown.SELDOM] = 0
     """Write a trace of this many steps, and a table of what took the time, into the run folder."""
     check: bool = False
@@ -49,6 +51,10 @@ class Train:
     """With --check: the ranks to plan for (default: those it is started with)."""
     gpu: Annotated[str | None, OF_PLAN] = None
     """With --check: plan memory and hours for these GPUs, 8 a node: v100-32, a100-80, h100-80, h200, …"""
+    price_per_gpu_hour: Annotated[float | None, OF_PLAN] = None
+    """With --check: price of a GPU, or of a rank without one, for an hour, in any currency."""
+    json: Annotated[bool, OF_PLAN] = False
+    """With --check: print JSON, for a file: `> FILE`."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,11 @@ class Export:
     """Makes a folder that transformers loads from a run, and checks that it computes the same."""
 
     removed: ClassVar = {
-        "checkpoint": Removed(None, "name the checkpoint in place of the run: RUN/checkpoints/step-00001000"),
+        "checkpoint": Removed(None, "name the checkpoint in place of the run: RUN@1000"),
         "average": Removed(None, "give the train.py command of the run again, with --checkpoints.average N"),
     }
     run: Annotated[Path, tyro.conf.Positional]
-    """A run, a checkpoint of one, or a folder of transformers."""
+    """A run, a checkpoint of one (RUN@STEP), or a folder of transformers."""
     out: Path
     """Folder to write; an earlier export of the same model in it is renewed."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -24,6 +24,7 @@ if __name__ == "__main__":
 
     print_help_if_asked(Train, sys.argv[1:], "train.py", "training")  # without PyTorch
 
+import json
 import os
 import re
 from contextlib import suppress
@@ -48,17 +49,20 @@ from data_prep.common.locks import LOCK, locked, read_lock
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import RECORD, list_finished
+from pretraining.checkpoint.record import RECIPE, RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
+from pretraining.config.shortening import check_share, shorten_recipe
 from pretraining.data.corpora import Corpora, split_word
 from pretraining.devices import find_kind
 from pretraining.flags import Train
 from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
 from pretraining.planning.plan import build_plan
+from pretraining.planning.record import record_plan
 from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import parse_time_limit
+from pretraining.training.changes import compare_recipes
 from pretraining.training.origin import OriginFinder, check_data, count_recorded_phases, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
@@ -100,35 +104,39 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if world.rank > 0:
         return
     ranks = world.size if wanted.ranks is None else wanted.ranks
-    recipe, corpora = read_plan(wanted, overrides, ranks)
-    *_, notes = read_sample(recipe, corpora)
+    recipe, corpora, notes = read_plan(wanted, overrides, ranks)
+    notes += read_sample(recipe, corpora)[-1]
     if wanted.gpu is not None:
         plan = build_plan(make_target(recipe, corpora, wanted.gpu, *split_ranks(ranks)))
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
         plan = plan_run(recipe, corpora, readers, ranks == world.size)
-    console.print(render_plan(plan))
-    console.print(*notes, sep="\n", end="\n" * bool(notes), markup=False, soft_wrap=True)
+    record = record_plan(plan, wanted.price_per_gpu_hour, notes)
+    if wanted.json:
+        print(json.dumps(record, indent=1))
+    else:
+        console.print(render_plan(record))
     if wanted.gpu is not None:
         check_fit(plan.target)
 
 
-def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Corpora | None]:
-    """Reads the recipe for this number of ranks and the corpora, if any; raises all faults at once."""
-    *_, (recipe, corpora, _) = check_all(
-        lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu),
+def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Corpora | None, tuple[str, ...]]:
+    """Reads the recipe for this number of ranks, the corpora, if any, and notes; raises all faults at once."""
+    *_, (recipe, corpora, _, notes) = check_all(
+        lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu, price_per_gpu_hour=wanted.price_per_gpu_hour),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
-    return recipe, corpora
+    return recipe, corpora, notes
 
 
 def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if not value]
-    faults += [f"--{name}: only with --check" for name in ("ranks", "gpu") if getattr(wanted, name) is not None]
+    of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if getattr(wanted, name)]
+    faults += [f"--{name.replace('_', '-')}: only with --check" for name in of_plan]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     for word in wanted.data:
@@ -143,7 +151,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
     limit = parse_time_limit(wanted.time_limit)
     try:
-        recipe, corpora, origin = read_all(wanted, overrides, world.size, find_kind())
+        recipe, corpora, origin, notes = read_all(wanted, overrides, world.size, find_kind())
     except SharedError:
         raise  # another rank's
     except UserError as error:
@@ -153,14 +161,17 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
     if faults or corpora is None or out is None:
         raise UserError("\n".join(faults))
-    how = (wanted.stop_after, limit, wanted.profile, *read_sample(recipe, corpora))
+    pairs, retrieval, lines = read_sample(recipe, corpora)
+    how = (wanted.stop_after, limit, wanted.profile, pairs, retrieval, (*notes, *lines))
     return Request(recipe, corpora, out, origin, *how, branch)
 
 
 def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
-) -> tuple[Recipe, Corpora | None, StoredModel | None]:
-    """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other."""
+) -> tuple[Recipe, Corpora | None, StoredModel | None, tuple[str, ...]]:
+    """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other.
+
+    Returns them with a note on what --shorten has changed in the recipe."""
     run, base = wanted.out, wanted.init
     if wanted.branch is not None and (run is None or not list_finished(run)):
         run = Branch.parse(wanted.branch).run
@@ -168,13 +179,18 @@ def read_all(
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
-    done, find = count_recorded_phases(run), finder.shape
-    recipe, corpora = load_recipe_and_data(
-        wanted.recipe, given, wanted.data, ranks=ranks, device=device, find_shape=find, done=done
+    done = count_recorded_phases(run)
+    load = partial(load_recipe_and_data, ranks=ranks, device=device, find_shape=finder.shape, done=done)
+    _, (recipe, corpora) = check_all(
+        lambda: check_share(wanted.shorten, wanted.recipe, wanted.out and wanted.out / RECIPE),
+        lambda: load(wanted.recipe, given, wanted.data),
     )
     if finder.origin is not None and corpora is not None:
         check_data(finder.origin, corpora)
-    return recipe, corpora, finder.origin
+    shortened = recipe if wanted.shorten == 1 else shorten_recipe(recipe, wanted.shorten)
+    changes = [f"{name} {then} -> {now}" for name, then, now in compare_recipes(recipe, shortened)]
+    notes = (f"all phases shortened to {100 * wanted.shorten:.3g}%: {', '.join(changes)}",) if changes else ()
+    return shortened, corpora, finder.origin, notes
 
 
 if __name__ == "__main__":

@@ -215,7 +215,8 @@ def _put(raw: dict[str, Any], key: Key, value: Any) -> str | None:
             return f"--{dotted(key)}: {above} is {show_value(place)}, not a table"
         if isinstance(place, list) and not (isinstance(part, int) and part < len(place)):
             there = f"0 to {len(place) - 1}" if place else "none"
-            return f"--{dotted(key)}: no number {part} in {above}; there is {there}"
+            example = f", as in --{above}.0.{key[-1]}" if isinstance(part, str) and place else ""
+            return f"--{dotted(key)}: no number {part} in {above}; there is {there}{example}"
         name: Any = part if isinstance(place, list) else str(part)
         if is_last and value == "" and name in place:
             del place[name]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from data_prep.arrow_files import make_list_type, make_schema, write_batches
 from data_prep.common.errors import check_all
 from data_prep.readers.filters import Filter, Sieve
 from data_prep.readers.formats.declaration import list_readers
-from data_prep.readers.reader import Document, Options, Problems, group_documents, replace_path
+from data_prep.readers.reader import Document, Options, Problems, group_rows, replace_path
 from data_prep.readers.sources import Bundle, SourceFile, make_bundles
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import TEXT_FIELD, Errors, Settings
@@ -79,7 +80,7 @@ def sample_sources(files: Sequence[SourceFile], s: Settings, filters: Sequence[F
         limit = max(SAMPLE // len(names), SAMPLE // PLACES) // max(1, len(chosen))
         options = Options(Problems("skip"), s.text_field_of(source), source, limit)
         read = (chain.from_iterable(list_readers()[b.format].read(span, options) for span in b.spans) for b in chosen)
-        groups = (next(group_documents(documents, limit), []) for documents in read)
+        groups = (next(group_rows(documents, attrgetter("size"), limit), []) for documents in read)
         documents = Sieve("", filters).sift(chain.from_iterable(groups))
         yield source, "\n".join(" ".join(document.passages)[:limit] for document in documents)
 
@@ -113,7 +114,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
     sieve = Sieve(task.name, task.filters)
     passed = sieve.sift(documents()) if task.filters else documents()
     parts = []
-    groups = group_documents(in_sentences(passed), task.bundle.part_bytes)
+    groups = group_rows(in_sentences(passed), attrgetter("size"), task.bundle.part_bytes)
     for number, batch in enumerate(map(_make_batch, groups)):  # no name keeps a group while the next one is read
         name = f"{WORK}/documents/{task.name[:3]}/{task.name}-{number:04}.arrow"
         record = write_batches(task.folder, name, SCHEMA, [batch])

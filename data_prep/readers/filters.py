@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, readable, write_csv
-from data_prep.readers.reader import Document, group_documents
+from data_prep.readers.reader import Document, group_rows
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Settings, spell_flag
 from data_prep.work import DocumentsRecord, Filtered, FilteredExample
@@ -254,7 +254,7 @@ class Sieve:
 
         Documents without any text are passed over.
         """
-        for block in group_documents(filter(attrgetter("passages"), documents), BLOCK):
+        for block in group_rows(filter(attrgetter("passages"), documents), attrgetter("size"), BLOCK):
             numbered = list(enumerate(block, self._read))
             self._read += len(block)
             for one in self.filters:

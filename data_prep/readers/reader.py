@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from data_prep.common.errors import UserError, quote
 from data_prep.settings import Errors
 
 NOT_UTF8 = "is it Latin-1? iconv -f latin1 -t utf-8 OLD > NEW; --errors replace reads on with U+FFFD"
 LEAVES_OUT = "--errors skip leaves it out and lists it"
+Row = TypeVar("Row")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 
 
@@ -35,14 +38,16 @@ class Document:
         return sum(map(len, self.passages))
 
 
-def group_documents(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
-    """Groups documents that follow each other; a group ends with the one by which it has `most` characters."""
-    group: list[Document] = []
+def group_rows(
+    rows: Iterable[Row], measure: Callable[[Row], int], most: int, count: float = math.inf
+) -> Iterator[list[Row]]:
+    """Groups rows that follow each other; a group ends with the one by which it measures `most`, or has this count."""
+    group: list[Row] = []
     size = 0
-    for document in documents:
-        group.append(document)
-        size += document.size
-        if size >= most:
+    for row in rows:
+        group.append(row)
+        size += measure(row)
+        if size >= most or len(group) >= count:
             yield group
             group, size = [], 0
     if group:

@@ -56,6 +56,13 @@ class TextTable:
             self.fail(self.columns[at].index(None), f"no value of {self.names[at]!r}")
         return cast(list[str], self.columns[at])
 
+    def read_texts(self, key: str, fault: str) -> list[str]:
+        """Returns the values of a column; raises UserError with a fault for one that is blank."""
+        values = self.column(key)
+        if (row := next((row for row, text in enumerate(values) if not text.strip()), None)) is not None:
+            self.fail(row, fault)
+        return values
+
     def list_columns(self, name: str) -> list[Sequence[str | None]]:
         """Lists the columns of this name, none or one in a sound table."""
         return [column for own, column in zip(self.names, self.columns, strict=True) if own == name]

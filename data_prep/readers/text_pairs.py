@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -64,21 +63,21 @@ def read_documents(files: Sequence[SourceFile], problems: Problems) -> Iterator[
             yield from reader.read(span, Options(problems, source=file.source))
 
 
-def divide(documents: Iterable[Document], share: float) -> Iterator[tuple[bool, Document]]:
-    """Yields each document, and whether it is held out: those with the lowest hashes, at least one and its copies."""
-    lowest, kept, some = 1.0, list[Document](), False
-    for document in documents:
-        text = "\n".join(document.passages)  # copies may have other titles
+def divide(documents: Iterable[tuple[str, list[Pair]]], share: float) -> Iterator[tuple[bool, list[Pair]]]:
+    """Yields the pairs of each document, which has a text, and whether it is held out: those with the lowest hashes of
+    their texts, at least one and its copies."""
+    lowest, kept, some = 1.0, list[list[Pair]](), False
+    for text, pairs in documents:
         hashed = hashlib.blake2b(text.encode(errors="replace"), digest_size=8).digest()
         rank = int.from_bytes(hashed, "big") / 2**64
         some = some or rank < share
         if some or rank > lowest:
-            yield rank < share, document
+            yield rank < share, pairs
         elif rank == lowest:
-            kept.append(document)
+            kept.append(pairs)
         else:  # the one to hold out if no other is
             yield from ((False, each) for each in kept)
-            lowest, kept = rank, [document]
+            lowest, kept = rank, [pairs]
     yield from ((not some, each) for each in kept)
 
 
@@ -87,20 +86,19 @@ def write_pairs(folder: Path, files: Sequence[SourceFile], problems: Problems) -
     share = min(SHARE, MOST_HELD_OUT / sum(file.size for file in files))
     counts, held_out = Counter[str](), list[Pair]()
 
-    def find_usable(every: BinaryIO) -> Iterator[Document]:
+    def find_pairs(every: BinaryIO) -> Iterator[tuple[str, list[Pair]]]:
         for document in read_documents(files, problems):
             passages = cut_passages(document.passages)
+            pairs = pair_texts(document.title, passages)
             every.writelines(spell_row({"title": document.title, "text": text}) for text in passages)
-            usable = bool(pair_texts(document.title, passages))
             counts["passages"] += len(passages)
-            counts["untitled"] += usable and not document.title.strip()
-            counts["documents" if usable else "too short"] += 1
-            if usable:
-                yield replace(document, passages=passages)
+            counts["untitled"] += bool(pairs) and not document.title.strip()
+            counts["documents" if pairs else "too short"] += 1
+            if pairs:
+                yield "\n".join(passages), pairs  # without the title: copies may have other ones
 
     with replacing(folder / TRAIN) as train, replacing(folder / PASSAGES) as every:
-        for is_held_out, document in divide(find_usable(every), share):
-            pairs = pair_texts(document.title, document.passages)
+        for is_held_out, pairs in divide(find_pairs(every), share):
             counts["held-out documents"] += is_held_out
             held_out += pairs if is_held_out else []
             train.writelines([] if is_held_out else map(spell_pair, pairs))

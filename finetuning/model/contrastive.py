@@ -46,7 +46,7 @@ class VectorModel(Encoder):
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the vectors of texts (s, H), in fp32."""
-        return self.pooling.pool(self.encode(batch), batch.starts)
+        return self.pooling.compute(self.encode, batch)
 
 
 class Contrast:
@@ -88,17 +88,16 @@ class Contrast:
         """Computes the part of the loss of each micro-batch of this rank, and its gradient; both are 0
         for a micro-batch without labels."""
         labels = [batch.labels.double() for batch in batches.micro if batch.labels is not None]
-        choices, pairs = batches.micro[0].choices, list(zip(vectors, batches.micro, strict=True))
-        sizes = [0 if batch.labels is None else len(each) for each, batch in pairs]
-        whole = torch.cat([each[:size] for each, size in zip(vectors, sizes, strict=True)])
-        mine = whole.view(len(whole) // choices, choices, whole.shape[1])
+        choices, pairs = batches.micro[0].choices, zip(vectors, batches.micro, strict=True)
+        own = [each[:0] if batch.labels is None else each for each, batch in pairs]
+        mine = torch.cat(own).view(-1, choices, vectors[0].shape[1])
         answers = torch.cat(labels).view(len(mine), -1) if labels else torch.empty(0, dtype=torch.float64)
         self.mark()
         counts, every = gather_rows(mine)
         _, known = gather_rows(answers.to(mine.device))
         loss, gradient = compute_contrast(every, known, self.settings)
         begin = sum(counts[: place()[0]])
-        parts = torch.split(gradient[begin : begin + len(mine)].flatten(0, 1), sizes)
+        parts = torch.split(gradient[begin : begin + len(mine)].flatten(0, 1), [*map(len, own)])
         return [
             (loss * (len(part) / choices / len(every)), part if len(part) else torch.zeros_like(each))
             for each, part in zip(vectors, parts, strict=True)
@@ -128,26 +127,22 @@ def compute_contrast(vectors: Tensor, labels: Tensor, settings: EmbeddingSetting
 def compare_passages(vectors: Tensor, texts: Tensor, rows: slice, settings: EmbeddingSettings) -> Tensor:
     """Computes the share of these rows in the mean cross-entropy of classifying each question's passage among all
     passages; if symmetric, averaged with that of classifying each passage's question."""
-    questions, passages = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
-    right = torch.arange(len(vectors), device=vectors.device)[rows]
-    same = find_same(texts, rows)
-    logits = (questions[rows] @ passages.T / settings.temperature).masked_fill(same, -torch.inf)
-    loss = F.cross_entropy(logits, right, reduction="sum")
-    if settings.symmetric:
-        back = find_same(texts[:, [1, 0]], rows)
-        logits = (passages[: len(vectors)][rows] @ questions.T / settings.temperature).masked_fill(back, -torch.inf)
-        loss = 0.5 * (loss + F.cross_entropy(logits, right, reduction="sum"))
-    return loss / len(vectors)
+    right, losses = torch.arange(len(vectors), device=vectors.device)[rows], []
+    for columns in ([*range(vectors.shape[1])], [1, 0])[: 1 + settings.symmetric]:
+        asked, *others = vectors[:, columns].unbind(1)
+        logits = asked[rows] @ torch.cat(others).T / settings.temperature
+        logits = logits.masked_fill(find_same(texts[:, columns], rows, right), -torch.inf)
+        losses.append(F.cross_entropy(logits, right, reduction="sum"))
+    return torch.stack(losses).mean() / len(vectors)
 
 
-def find_same(texts: Tensor, rows: slice) -> Tensor:
-    """Marks the passages that are no negatives of a question, (rows, n·(c - 1)): they equal it or its passage, or
-    belong to an equal question."""
+def find_same(texts: Tensor, rows: slice, places: Tensor) -> Tensor:
+    """Marks the passages that are no negatives of the questions at these places, (rows, n·(c - 1)): they equal it or
+    its passage, or belong to an equal question."""
     questions, passages = texts[:, 0], texts[:, 1:].T.flatten()
     own, right = questions[rows, None], texts[rows, 1, None]
     same = (passages == own) | (passages == right)
     same[:, : len(texts)] |= questions == own
-    places = torch.arange(len(texts), device=texts.device)[rows]
     same[torch.arange(len(places), device=texts.device), places] = False
     return same
 

@@ -155,7 +155,7 @@ class ServedModel:
         return self._compute(batch.to(self.device)) if self.graphs is None else self.graphs.logits(batch)
 
     def _compute(self, batch: TaskBatch) -> Tensor:
-        model, encoder = self.model, self.encoder
+        model, encode = self.model, self.encoder.encode
         if model.sees_one:
-            return model.apply_head(encoder.compute_one(batch, model.sequence_places(batch)), batch)
-        return model.apply_head(model.select_states(encoder.compute_all(batch), batch), batch)
+            return model.apply_head(encode(batch, model.sequence_places(batch)), batch)
+        return model.apply_head(model.select_states(encode(batch), batch), batch)

@@ -31,7 +31,7 @@ from pretraining.huggingface.model_card import BaseSummary
 from pretraining.huggingface.pooling import Pooling
 from pretraining.model.shape import HEAD, Sees, Shape
 from pretraining.processes.group import gather, place
-from pretraining.scoring.embedding import EmbeddingWay, read_way
+from pretraining.scoring.embedding import find_pooling
 
 PLACES = ("runs/*/export", "exported/*", "build/*/export", "build/*")
 RUNS = "runs"
@@ -117,7 +117,7 @@ class Base:
     def list_doubts(self, settings: FineTuning, vectors: bool = False) -> Iterator[str]:
         """Lists doubts for the user: sequences longer than in pre-training, and `vectors` compared in another way."""
         name, longest = self.model.name, self.model.trained
-        if vectors and self.way.by_dot:
+        if vectors and self.pooling.by_dot:
             yield f"{name}: its vectors were compared by dot product; here they are trained and scored by cosine"
         if settings.length > longest:
             known = f"{name}: was trained on texts of {longest} pieces at most"
@@ -161,13 +161,13 @@ class Base:
         return model
 
     @cached_property
-    def way(self) -> EmbeddingWay:
+    def pooling(self) -> Pooling:
         """How the model makes the vector of a text."""
-        return read_way(self.model)
+        return find_pooling(self.model)
 
     def choose_pooling(self, settings: FineTuning) -> Pooling:
         """Chooses how vectors of texts are made: as the settings say, otherwise as the folder of the model does."""
-        return Pooling(settings.embeddings.pooling or self.way.pooling.how, normalizes=True)
+        return Pooling(settings.embeddings.pooling or self.pooling.how, normalizes=True)
 
     @cached_property
     def identity(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from finetuning.results import Figures, name_predictions_file
 from finetuning.tasks.scores import METRICS, Certainty, bootstrap_spreads
 from finetuning.tasks.sentences import SentenceItems, SentenceTask, format_predictions
 from pretraining.architectures.weights import TaskHead
-from pretraining.scoring.retrieval import BEST, BLOCK, Ranking, compute_metrics, normalize_vectors
+from pretraining.scoring.retrieval import BEST, Ranking, compute_metrics, normalize_vectors
 
 SCORED, RANKED = ("spearman", "pearson"), ("mrr@10", "ndcg@10", "recall@100")
 """The figures of pairs with scores, and of questions with passages, the default first."""
@@ -105,13 +105,9 @@ def compute_cosines(vectors: Array) -> Array:
     return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
 
 
-def read_texts(table: TextTable, fields: Sequence[str], empty: bool) -> tuple[list[str], ...]:
-    """Reads columns of texts, which may be `empty` or not."""
-    texts = tuple(map(table.column, fields))
-    for column, own in () if empty else zip(fields, texts, strict=True):
-        if (found := next((row for row, text in enumerate(own) if not text.strip()), None)) is not None:
-            table.fail(found, f"{column} is empty: each text needs one that belongs to it; leave the row out")
-    return texts
+def read_full_column(table: TextTable, field: str) -> list[str]:
+    """Reads a column of texts none of which is empty."""
+    return table.read_texts(field, f"{field} is empty: each text needs one that belongs to it; leave the row out")
 
 
 def number_texts(texts: Sequence[Sequence[str]]) -> Array:
@@ -152,7 +148,6 @@ def rank_texts(labels: Array, vectors: Array) -> dict[str, Array]:
         grades[question][passage] = 1
     corpus = vectors[:, 1:].reshape(-1, vectors.shape[2])[passages]
     ranking = Ranking(len(asked), BEST, np.arange(len(corpus)))
-    for first in range(0, len(corpus), BLOCK):
-        ranking.add_block(vectors[questions, 0], corpus[first : first + BLOCK], first)
+    ranking.add_block(vectors[questions, 0], corpus, 0)
     found = compute_metrics(grades, ranking.rows)
     return {name: found[name.replace("@", "_")] for name in RANKED}

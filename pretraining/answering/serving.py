@@ -9,7 +9,7 @@ n pieces, s sequences, H hidden.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 from torch import Tensor
 
@@ -42,18 +42,14 @@ class ServedEncoder:
         self.layers = None if serve is None else serve(encoder, sees_one, in_bytes)
         assert self.layers is not None or not in_bytes
 
-    def compute_all(self, batch: Batch) -> Tensor:
-        """Computes the last hidden states, (n, H)."""
+    def encode(self, batch: Batch, places: Tensor | None = None) -> Tensor:
+        """Computes the last hidden states of all pieces, (n, H), or those at these places, one of every sequence:
+        (s, H)."""
+        encoder = self.encoder
         if self.layers is None:
-            return self.encoder.encode(batch)
-        return self.encoder.restore_order(self.layers.compute_all(self._embed(batch), batch), batch)
-
-    def compute_one(self, batch: Batch, places: Tensor) -> Tensor:
-        """Computes the last hidden states at these places among all pieces, one of every sequence: (s, H)."""
-        if self.layers is None:
-            return self.encoder.encode(batch, places)
-        places = batch.reverse_places()[places] if self.encoder.shape.learns.sees == "after" else places
-        return self.layers.compute_one(self._embed(batch), batch, places)
-
-    def _embed(self, batch: Batch) -> Tensor:
-        return cast(Tensor, self.encoder.embeddings(self.encoder.orient(batch), KEEPS))
+            return encoder.encode(batch, places)
+        x = encoder.embeddings(encoder.orient(batch), KEEPS)
+        if places is None:
+            return encoder.restore_order(self.layers.compute_all(x, batch), batch)
+        places = batch.reverse_places()[places] if encoder.shape.learns.sees == "after" else places
+        return self.layers.compute_one(x, batch, places)

@@ -54,21 +54,29 @@ def find_faults(
     for number, phase in enumerate(recipe.phases):
         faults += _find_phase_faults(recipe, number, phase)
         faults += _find_mix_faults(recipe, number, phase)
-        if lengths is not None and phase.length > max(lengths, default=0):  # a shorter one is cut out of longer ones
-            there, needed = ", ".join(map(str, sorted(lengths))), " ".join(map(str, sorted({*lengths, phase.length})))
-            cure = f"make it with shard.py --lengths {needed}, or take less"
-            faults.append(f"phases.{number}.length = {phase.length}: the data has {there}; {cure}")
         try:
             readers = max(1, (ranks or 1) // recipe.parallel.tensor)
             count_micro_batches(phase, readers, number)  # what does not divide for one rank does not for more
         except UserError as error:
             faults.append(str(error))
+    faults += _find_data_faults(recipe, lengths) if lengths is not None else []
     average, keep = recipe.checkpoints.average or 0, recipe.checkpoints.keep
     if average > keep:
         faults.append(f"checkpoints.average = {average}: only checkpoints.keep = {keep} are kept; keep {average}")
     used = [settings.name for settings in recipe.list_objectives()]
     faults += objectives.find_faults(recipe.objective, recipe.hours is not None, used)
     return [*faults, *_find_deepspeed_faults(recipe.deepspeed)]
+
+
+def _find_data_faults(recipe: Recipe, lengths: Collection[int]) -> Iterator[str]:
+    """Names the first phase with longer sequences than the data, and flags that make all such phases as long."""
+    longest = max(lengths, default=0)  # shorter sequences are cut out of longer ones
+    long = {number: phase.length for number, phase in enumerate(recipe.phases) if phase.length > longest}
+    for number, length in [*long.items()][:1]:
+        there, needed = ", ".join(map(str, sorted(lengths))), " ".join(map(str, sorted({*lengths, *long.values()})))
+        flags = (f"--phases.{each}.length {min(longest, recipe.model.positions)}" for each in long)
+        cure = f"make it with shard.py --lengths {needed}, or add {' '.join(flags)}"
+        yield f"phases.{number}.length = {length}: the data has {there}; {cure}"
 
 
 def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
@@ -150,9 +158,10 @@ def _find_length_faults(number: int, phase: Phase, total: str | None) -> Iterato
     if total is not None:
         needed, other, why = "share", "steps", f"the recipe gives {total}, and each phase its share of them"
     if getattr(phase, other) is not None:
-        yield f"phases.{number}.{other} = {getattr(phase, other):g}: {why}"
+        cure = f"or give --phases.N.steps of each, and no {total}" if total else f"give --phases.{number}.steps"
+        yield f"phases.{number}.{other} = {getattr(phase, other):g}: {why}; {cure}"
     elif getattr(phase, needed) is None:
-        yield f"phases.{number}.{needed}: is missing: {why}"
+        yield f"phases.{number}.{needed}: is missing: {why}; give --phases.{number}.{needed}"
 
 
 def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:

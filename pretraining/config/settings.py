@@ -203,7 +203,7 @@ class Logging(Section):
     every: Positive = 10
     """Steps between lines of metrics."""
     tensorboard: bool = True
-    """Write TensorBoard's files beside metrics.jsonl."""
+    """Write the files that `tensorboard --logdir runs` shows."""
     peak_flops: Annotated[float, Field(gt=0)] | None = None
     """Operations a second of one rank that count as 100% utilisation (default: measured at the start)."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, read_table, write_json
+from pretraining.model.batch import Batch
 
 MODULES, POOLING, NORMALIZE = "modules.json", "1_Pooling", "2_Normalize"
 CONFIG, LENGTH = "config.json", "sentence_bert_config.json"
@@ -30,14 +33,18 @@ class Pooling:
     """the mean over all pieces, [CLS] alone, or the last piece alone"""
     normalizes: bool = False
     """whether vectors have the length 1"""
+    length: int = sys.maxsize
+    """the most pieces of a text that are read"""
+    by_dot: bool = False
+    """whether vectors are to be compared by their products, not by their cosine"""
 
-    def pool(self, hidden: Tensor, starts: Tensor) -> Tensor:
-        """Computes the vectors (s, H), in fp32, of sequences from the hidden states (n, H) of their pieces; `starts`
-        (s + 1,) has the place of the first piece of each sequence, and the end of the last."""
+    def compute(self, encode: Callable[..., Tensor], batch: Batch) -> Tensor:
+        """Computes the vectors (s, H), in fp32, of sequences by the `encode` of an encoder."""
+        starts = batch.starts.long()
         if self.how == "mean":
-            vectors = torch.segment_reduce(hidden.float(), "mean", offsets=starts.long())
+            vectors = torch.segment_reduce(encode(batch).float(), "mean", offsets=starts)
         else:
-            vectors = hidden[starts[:-1].long() if self.how == "cls" else starts[1:].long() - 1].float()
+            vectors = encode(batch, starts[:-1] if self.how == "cls" else starts[1:] - 1).float()
         return F.normalize(vectors, dim=1) if self.normalizes else vectors
 
     def write(self, folder: Path, hidden: int, length: int | None = None) -> None:
@@ -54,11 +61,11 @@ class Pooling:
         write_json(folder / POOLING / CONFIG, {"word_embedding_dimension": hidden, **flags})
 
 
-def read_pooling(folder: Path) -> Pooling | None:
-    """Reads how sentence-transformers makes vectors with a folder; None if the folder does not say. Raises UserError
-    for ways that are not known here."""
+def read_pooling(folder: Path) -> Pooling:
+    """Reads how sentence-transformers makes vectors with a folder: by the mean if the folder does not say. Raises
+    UserError for ways that are not known here."""
     if not (folder / MODULES).is_file():
-        return None
+        return Pooling()
     modules = read_json(folder / MODULES)
     kinds = [str(each.get("type", "")).rpartition(".")[2] for each in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or kinds[2:] not in ([], ["Normalize"]):

@@ -38,6 +38,8 @@ class Gpu:
     """FLOP/s in fp32 without TF32"""
     memory: float
     """bytes"""
+    watts: float
+    """most power of the card"""
     bandwidth: float
     """bytes of its memory a second"""
     link: float
@@ -108,7 +110,8 @@ def make_target(
         f"{nodes:,} node{'s' * (nodes > 1)} of {per_node} {gpu_name} with {gpu.memory / 1e9:.0f} GB{joined}; "
         f"{dtype}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
-    return Target(recipe, corpora, dtype, Room(gpu.memory), nodes * per_node // recipe.parallel.tensor, cluster, where)
+    ranks = nodes * per_node // recipe.parallel.tensor
+    return Target(recipe, corpora, dtype, Room(gpu.memory), ranks, cluster, where, watts=gpu.watts)
 
 
 def split_ranks(ranks: int) -> tuple[int, int]:

@@ -29,8 +29,11 @@ from pretraining.planning.amount import (
 )
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
-USEFUL_SHARE = 0.5
-"""Share of the measured FLOP/s that a run reaches, if nothing better is known."""
+USEFUL_SHARE, USEFUL_RANGE = 0.5, (0.132, 0.77)
+"""Share of the measured FLOP/s that a run reaches, if nothing better is known, and the lowest and highest median of the
+contests of Cloze in benchmarks/results/throughput-*.json."""
+FILLED = {128: 0.733, 512: 0.394}
+"""Lowest share of real pieces in sequences of Wikipedia of these lengths, in the same files."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Target:
     """measured FLOP/s of a rank, from which the hours follow without a cluster"""
     note: str | None = None
     """what slows this machine down"""
+    watts: float | None = None
+    """power of a rank's GPU; None if unknown"""
 
     @property
     def manifest(self) -> Manifest | None:
@@ -69,13 +74,14 @@ class Target:
 
     @property
     def zero(self) -> int:
-        """The ZeRO stage."""
-        return self.recipe.parallel.zero
+        """The ZeRO stage; in 16 bits the engine takes ZeRO 1 in place of 0."""
+        return max(self.recipe.parallel.zero, int(self.dtype != "fp32"))
 
     @property
     def stages(self) -> list[Target]:
-        """The run under each ZeRO stage that the ranks can take: those that share a model take no ZeRO 3."""
-        return [self.change_section("parallel", zero=zero) for zero in range(4 if self.tensor == 1 else 3)]
+        """The run under each ZeRO stage that there is: 0 only in fp32, no 3 for ranks that share a model."""
+        stages = range(self.dtype != "fp32", 4 if self.tensor == 1 else 3)
+        return [self.change_section("parallel", zero=zero) for zero in stages]
 
     @property
     def shape(self) -> Shape:
@@ -182,14 +188,17 @@ class Plan:
         if target.corpora is not None and target.corpora.is_named:
             yield from describe_mixtures(target.recipe, target.corpora, [phase.steps for phase in self.phases])
         if target.manifest is None:
-            pieces = target.shape.vocabulary
-            yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text fills less of them"
+            share = " and ".join(f"{share:.0%} of {length}" for length, share in FILLED.items())
+            yield f"no --data: a vocabulary of {target.shape.vocabulary:,} and full sequences are assumed"
+            yield f"real text takes less; the lowest is for Wikipedia, which fills {share} pieces"
         if target.cluster is not None:
             yield f"hours for {target.where}: docs/planning.md"
-            yield self.range
+            if self.fits:
+                yield self.range
         elif flops is not None:
             tflops = f"{flops / 1e12:,.4g} TFLOP/s"
             yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful"
+            yield "measured: {:.0%} to {:.0%} of it".format(*USEFUL_RANGE)
         else:
             yield "hours: unknown, as the run will be on other machines; name the GPUs, as in --gpu h100-80"
         if target.note is not None:
@@ -234,6 +243,26 @@ class Plan:
         return sum_known(phase.seconds for phase in self.phases)
 
     @property
+    def span(self) -> tuple[float, float, float] | None:
+        """Seconds of all phases: least, planned and most; None if unknown. By the clock they are the same.
+
+        Without data the least time is that of sequences which are filled as those of Wikipedia.
+        """
+        seconds, (least, most) = self.seconds, cost.PUBLISHED
+        if seconds is None or not self.fits:
+            return None
+        if self.target.recipe.hours is not None:
+            return seconds, seconds, seconds
+        quick, slow = (USEFUL_SHARE / share * seconds for share in USEFUL_RANGE[::-1])
+        if self.target.cluster is not None:
+            hosts = [self.change_host(launch).seconds or seconds for launch in cost.LAUNCHES]
+            quick, slow = min(least * seconds, hosts[0]), max(most * seconds, hosts[1])
+        if self.target.manifest is None:
+            shares = (FILLED[128 if each.phase.length <= 128 else 512] * (each.seconds or 0.0) for each in self.phases)
+            quick *= sum(shares) / seconds
+        return quick, seconds, slow
+
+    @property
     def range(self) -> str:
         """Range of the time on the cluster, from comparisons of the model with published runs, and by the speed of the
         host if that may bound a step."""
@@ -244,7 +273,7 @@ class Plan:
             said += f"; steps take {quick:.3g} to {slow:.3g} s by the speed of the host, here {self.step_seconds:.3g}"
         if self.target.recipe.hours is not None:
             return f"the clock ends it, after as many fewer or more steps: {said}"
-        low, high = (duration(times * (self.seconds or 0.0)) for times in cost.PUBLISHED)
+        low, _, high = map(duration, self.span or ())
         return f"from {low} to {high}: {said}"
 
     def change_host(self, launch: float) -> Plan:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.files import replacing
+from data_prep.common.toml_text import read_toml
 from pretraining.reporting.metrics_file import METRICS, Logged, read_evaluations, read_step_records
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDTH, DPI = 8.0, 150  # inches, and dots an inch: to be read at 800 dots across
@@ -74,32 +77,62 @@ def draw_losses(run: Path, called: Mapping[str, str], least: int = 1) -> str:
         trained, scored = read_step_records(run / METRICS), list(read_evaluations(run / METRICS))
         if len(trained) < least:
             return f"{path}: not drawn: {len(trained)} logged steps, at least {least} are needed"
-        save(draw_chart(trained, scored, run.name, called), path)
+        save(draw_chart(trained, scored, run.name, called, read_lengths(run / "recipe.toml")), path)
     except Exception as error:  # a font, a full disk, a broken Matplotlib: the model is worth more than a chart
         return f"{path}: not drawn: {type(error).__name__}: {error}"
     return f"{path}: the losses of training and validation"
 
 
-def draw_chart(trained: Sequence[Logged], scored: Sequence[Logged], title: str, called: Mapping[str, str]) -> Figure:
-    """Draws each loss of the model in a plot of its own."""
+def read_lengths(recipe: Path) -> list[int]:
+    """Reads the lengths of the phases of a recipe; none if it cannot be read."""
+    with suppress(OSError, ValueError, KeyError):
+        return [phase["length"] for phase in read_toml(recipe.read_text(encoding="utf-8"))["phases"]]
+    return []
+
+
+def draw_chart(
+    trained: Sequence[Logged],
+    scored: Sequence[Logged],
+    title: str,
+    called: Mapping[str, str],
+    lengths: Sequence[int] = (),
+) -> Figure:
+    """Draws each loss of the model in a plot of its own, with a line for each phase, whose length stands above."""
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
+    phases, held_out = _split_phases(trained), _split_phases(scored)
     for axes, name in zip(plots, names, strict=True):
-        steps, losses = _list_points(trained, name)
-        axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.6)
-        average = smooth(losses, 1 + len(losses) // 100)
-        axes.plot(steps, average, color=BLUE, linewidth=1.6, label="training, smoothed")
-        marked, held_out = _list_points(scored, name)
-        if len(marked):
-            style = {"color": ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
-            axes.plot(marked, held_out, label="validation", zorder=3, **style)
+        for phase, records in phases.items():
+            _draw_phase(axes, *_list_points(records, name), *_list_points(held_out.get(phase, []), name))
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
-    plots[0].legend(frameon=False)
+    for phase, records in [*phases.items()] if len(phases) > 1 else []:
+        text = f"length {lengths[phase - 1]}" if phase <= len(lengths) else f"phase {phase}"
+        plots[0].text(records[0].step, 1.01, text, transform=plots[0].get_xaxis_transform(), fontsize=8)
+    lines, labels = plots[0].get_legend_handles_labels()
+    shown = dict(zip(labels, lines, strict=True))  # each label once
+    plots[0].legend(shown.values(), shown, frameon=False)
     plots[-1].set(xlabel="step")
     figure.suptitle(title.replace("$", r"\$"), fontsize=11)
     return figure
+
+
+def _draw_phase(axes: Axes, steps: Array, losses: Array, marked: Array, held_out: Array) -> None:
+    """Draws the losses of one phase, which those of another length cannot be compared with."""
+    axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.6)
+    axes.plot(steps, smooth(losses, 1 + len(losses) // 100), color=BLUE, linewidth=1.6, label="training, smoothed")
+    if len(marked):
+        style: dict[str, Any] = {"color": ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
+        axes.plot(marked, held_out, label="validation", zorder=3, **style)
+
+
+def _split_phases(records: Iterable[Logged]) -> dict[int, list[Logged]]:
+    """Splits records by the number of their phase."""
+    phases: dict[int, list[Logged]] = {}
+    for each in records:
+        phases.setdefault(int(each.figures.get("phase", 1)), []).append(each)
+    return phases
 
 
 def _list_points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:

@@ -21,6 +21,7 @@ from data_prep.common.files import readable, refuse_link, replacing, writable
 from pretraining.reporting.metrics_file import METRICS
 
 TENSORBOARD = "tensorboard"
+"""Folder of TensorBoard's files in runs that version 1.0 has begun."""
 FIRST_SILENCE, LONGEST_SILENCE = 5.0, 60.0
 """Seconds of silence after which a line of progress is printed: at first, and at most. They double in between."""
 
@@ -65,7 +66,7 @@ class RunLog:
         """`first_step`: the first step that will be logged; entries of it and later steps, from before a stop, are
         removed. `name`: for runs that share a console; it precedes every line, and frequent records are written
         to the files only."""
-        self._path, self._events_folder, self._console = folder / METRICS, folder / TENSORBOARD, console
+        self._path, self._events_folder, self._console = folder / METRICS, find_events_folder(folder), console
         self._first, self._active, self._name = first_step, active, name
         self._noted = 0
         self._last: dict[str, int] = {}
@@ -161,6 +162,11 @@ class RunLog:
 
 _as_user_error = partial(writable, cure="\nthe run can be continued from its checkpoint")
 """Converts an OSError, as of a full disk, into a UserError."""
+
+
+def find_events_folder(run: Path) -> Path:
+    """Finds the folder of TensorBoard's files: that of the run, whose name TensorBoard then shows."""
+    return run / TENSORBOARD if (run / TENSORBOARD).exists() else run
 
 
 def _drop_infinite(value: float | None) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -19,36 +19,25 @@ from pretraining.huggingface.folders import read_task
 from pretraining.huggingface.pooling import CONFIG, LENGTH, MODULES, POOLING, Pooling, read_pooling
 from pretraining.model.batch import pack
 from pretraining.model.encoder import Encoder
-from pretraining.model.rows import Rows
 from pretraining.scoring.sentences import PIECES, PIECES_OF_GPU, SentenceCutter
 
 SIMILARITY = "config_sentence_transformers.json"
-
-
-class EmbeddingWay(NamedTuple):
-    """How the vector of a text is made, and compared."""
-
-    pooling: Pooling
-    length: int
-    """the most pieces of a text that are read"""
-    by_dot: bool = False
-    """whether vectors are to be compared by their products, not by their cosine"""
 
 
 class Embedder:
     """Computes vectors of texts, without padding. On a CPU the layers are those for inference."""
 
     def __init__(
-        self, encoder: Encoder, vocabulary: Vocabulary, way: EmbeddingWay, in_bytes: bool = False, shared: bool = False
+        self, encoder: Encoder, vocabulary: Vocabulary, pooling: Pooling, in_bytes: bool = False, shared: bool = False
     ) -> None:
         """Takes over an encoder on its device. `in_bytes`: layers multiply in 8 bits. An encoder that ranks have
         `shared` stays as it is: they call all methods together."""
-        self.encoder, self.width, self.way = encoder, encoder.shape.hidden, way
+        self.width, self.pooling = encoder.shape.hidden, pooling
         self.device = next(encoder.parameters()).device
         self._cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if self.device.type == "cuda" else PIECES
-        self._sees_one = way.pooling.how != "mean"
-        self._served = None if shared else serve_encoder(encoder, self._sees_one, in_bytes)
+        sees_one = pooling.how != "mean"
+        self._encode = encoder.encode if shared else serve_encoder(encoder, sees_one, in_bytes).encode
 
     @classmethod
     def open(
@@ -58,34 +47,24 @@ class Embedder:
         encoder = build_encoder(model.shape)
         encoder.load_state_dict({name: model.encoder[name] for name in encoder.state_dict()})
         encoder = encoder.to(device, dtype).eval().requires_grad_(False)
-        return cls(encoder, model.vocabulary, read_way(model), in_bytes)
+        return cls(encoder, model.vocabulary, find_pooling(model), in_bytes)
 
+    @torch.inference_mode()
     def compute(self, texts: Sequence[str]) -> Array:
         """Computes the vectors of texts, (texts, width) in fp32. Longer texts keep their beginning."""
         cut, vectors = self._cut_texts(texts), np.empty((len(texts), self.width), np.float32)
-        lengths = np.minimum(cut.lengths, self.way.length)
+        lengths = np.minimum(cut.lengths, self.pooling.length)
         order = np.argsort(lengths, kind="stable")
         ends = np.flatnonzero(np.diff(np.cumsum(lengths[order]) // self._together)) + 1
         for part in np.split(order, ends) if len(order) else []:
-            rows = cut.take(part).rows().shorten(self.way.length)
-            vectors[part] = self._compute_batch(rows)
+            rows = cut.take(part).rows().shorten(self.pooling.length)
+            batch = pack(rows, rows.pieces, rows.positions, rows.labels).to(self.device)
+            vectors[part] = self.pooling.compute(self._encode, batch).cpu().numpy()
         return vectors
 
-    @torch.inference_mode()
-    def _compute_batch(self, rows: Rows) -> Array:
-        batch = pack(rows, rows.pieces, rows.positions, rows.labels).to(self.device)
-        starts = batch.starts
-        if not self._sees_one:
-            hidden = self.encoder.encode(batch) if self._served is None else self._served.compute_all(batch)
-        else:
-            places = (starts[:-1] if self.way.pooling.how == "cls" else starts[1:] - 1).long()
-            compute = self.encoder.encode if self._served is None else self._served.compute_one
-            hidden, starts = compute(batch, places), torch.arange(len(starts), device=self.device)
-        return self.way.pooling.pool(hidden, starts).cpu().numpy()
 
-
-def read_way(model: StoredModel) -> EmbeddingWay:
-    """Reads how a model makes the vector of a text: as its files for sentence-transformers say, or by the mean."""
+def find_pooling(model: StoredModel) -> Pooling:
+    """Finds how a model makes the vector of a text: as its files for sentence-transformers say, or by the mean."""
     folder = model.folder
     if model.on_hub:
         folder = fetch_together(model.name, [MODULES, f"{POOLING}/{CONFIG}", LENGTH, SIMILARITY], folder.name)
@@ -96,4 +75,5 @@ def read_way(model: StoredModel) -> EmbeddingWay:
         raise UserError(f"{folder / SIMILARITY}: compares vectors by {compared}; known are cosine and dot")
     if prompts := [name for name, prompt in (config.get("prompts") or {}).items() if prompt]:
         warnings.warn(f"{folder}: its prompts are not put before texts: {', '.join(prompts)}", stacklevel=2)
-    return EmbeddingWay(read_pooling(folder) or Pooling(), min(limit for limit in limits if limit), compared == "dot")
+    length = min(limit for limit in limits if limit)
+    return replace(read_pooling(folder), length=length, by_dot=compared == "dot")

@@ -100,11 +100,7 @@ class Asked:
 def read_pairs(path: Path) -> list[Pair]:
     """Reads a file of pairs; raises UserError with file and line for an empty sentence."""
     table = read_table(path)
-    sentences = [table.column(name) for name in ("good", "bad")]
-    for name, column in zip(("good", "bad"), sentences, strict=True):
-        empty = next((row for row, text in enumerate(column) if not text.strip()), None)
-        if empty is not None:
-            table.fail(empty, f"the {name} sentence is empty")
+    sentences = [table.read_texts(name, f"the {name} sentence is empty") for name in ("good", "bad")]
     nameless = [""] * len(table)
     groups = [table.column(name) if name in table.names else nameless for name in ("paradigm", "phenomenon")]
     return list(map(Pair, *sentences, *groups))

@@ -19,6 +19,7 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
+from data_prep.readers.reader import group_rows
 from data_prep.readers.tables import read_objects, read_tsv
 
 QUERIES, CORPUS, QRELS = "queries.jsonl", "corpus.jsonl", "qrels/test.tsv"
@@ -26,7 +27,6 @@ METRICS = {"ndcg_10": "nDCG@10", "recall_100": "recall@100", "mrr_10": "MRR@10"}
 BEST, FIRST = 100, 10
 """The number of ranked passages of a query, and of those whose order counts."""
 Compute = Callable[[Sequence[str]], Array]
-Before = Callable[[], None]
 BLOCK, TOGETHER = 4096, 1 << 24
 """Passages whose vectors are in memory at once, and products that are."""
 TINY = 1e-12
@@ -57,20 +57,17 @@ class Ranking:
 
     def add_ranking(self, rows: Array, scores: Array) -> None:
         """Adds the passages of another ranking of the same queries."""
-        query, column = np.nonzero(rows >= 0)
-        self._insert(slice(None), query, rows[query, column], scores[query, column])
+        self._insert(slice(None), np.repeat(np.arange(len(rows)), rows.shape[1]), rows.ravel(), scores.ravel())
 
     def _insert(self, own: slice, query: Array, rows: Array, scores: Array) -> None:
         """Inserts passages, each found for one of its own queries, among the best of these."""
-        kept = np.nonzero(self.rows[own] >= 0)
-        query, rows = np.concatenate([kept[0], query]), np.concatenate([self.rows[own][kept], rows])
-        scores = np.concatenate([self.scores[own][kept], scores])
+        kept, count = self.rows[own], self.rows.shape[1]
+        query = np.concatenate([np.repeat(np.arange(len(kept)), count), query])
+        rows, scores = np.concatenate([kept.ravel(), rows]), np.concatenate([self.scores[own].ravel(), scores])
         order = np.lexsort((rows if self._places is None else -self._places[rows], -scores, query))
-        query = query[order]
-        place = np.arange(len(query)) - np.searchsorted(query, query)
-        best = place < self.rows.shape[1]
-        at = query[best], place[best]
-        self.rows[own][at], self.scores[own][at] = rows[order[best]], scores[order[best]]
+        place = np.arange(len(query)) - np.searchsorted(query[order], query[order])
+        best = order[place < count].reshape(-1, count)
+        self.rows[own], self.scores[own] = rows[best], scores[best]
 
 
 @dataclass(frozen=True)
@@ -143,13 +140,15 @@ class Retrieval:
     def read_blocks(self) -> Iterator[tuple[int, list[str]]]:
         """Yields the texts of the passages in blocks, each with the row of its first."""
         texts = (text for _, text in _read_texts(self.corpus))
-        for first in itertools.count(0, BLOCK):
-            if not (block := list(itertools.islice(texts, BLOCK))):
-                return
-            yield first, block
+        for number, block in enumerate(group_rows(texts, lambda _: 1, BLOCK)):
+            yield number * BLOCK, block
 
     def rank(
-        self, compute: Compute, by_dot: bool = False, before: Before = lambda: None, place: tuple[int, int] = (0, 1)
+        self,
+        compute: Compute,
+        by_dot: bool = False,
+        before: Callable[[], None] = lambda: None,
+        place: tuple[int, int] = (0, 1),
     ) -> Ranking:
         """Finds the best passages of every query by the cosine of vectors, or by their product.
 

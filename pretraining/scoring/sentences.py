@@ -133,7 +133,8 @@ class Scorer:
         self.vocabulary, self.device, self.longest = vocabulary, device, model.shape.positions
         self.cut_texts = SentenceCutter(vocabulary).cut_texts
         self._together = PIECES_OF_GPU if device.type == "cuda" else PIECES
-        self._served = None if as_it_is or model.shape.one_way else serve_encoder(model, sees_one=True)
+        is_served = not (as_it_is or model.shape.one_way)
+        self._encode = serve_encoder(model, sees_one=True).encode if is_served else model.encode
 
     def score(
         self, texts: Sequence[str], before: Callable[[], None] = lambda: None, rank: int = 0, ranks: int = 1
@@ -179,8 +180,8 @@ class Scorer:
         else:
             vocabulary, shift = self.vocabulary, find_objective(self.model.shape).shift
             batch, numbers = mask_copies(sentences, part, vocabulary.continues, vocabulary.special.mask, shift)
-        batch, model, served = batch.to(self.device), self.model, self._served
-        states = model.encode(batch, batch.chosen) if served is None else served.compute_one(batch, batch.chosen)
+        batch, model = batch.to(self.device), self.model
+        states = self._encode(batch, batch.chosen)
         found = model.head(PIECE_HEAD).log_probabilities(states, model.embeddings.word.weight, batch.labels)
         return numbers, found.double().cpu().numpy()
 

@@ -25,7 +25,7 @@ from pretraining.config.settings import Recipe
 from pretraining.huggingface.model_card import BranchSummary
 from pretraining.processes.group import gather, place
 from pretraining.reporting.metrics_file import METRICS
-from pretraining.reporting.run_log import TENSORBOARD
+from pretraining.reporting.run_log import find_events_folder
 from pretraining.training.changes import continue_run
 from pretraining.training.request import Branch, Request
 from pretraining.training.skips import Skip, read_skips, write_skips
@@ -102,8 +102,8 @@ def copy_log(run: Path, out: Path, began: BranchSummary) -> None:
     note = {"kind": "note", "step": began.step, "text": f"branch of {began}", "time": round(time.time(), 3)}
     with replacing(out / METRICS) as file:
         file.write(lines[: lines.rfind(b"\n") + 1] + json.dumps(note).encode() + b"\n")
-    for events in (run / TENSORBOARD).glob("events.*"):
-        link_file(events, out / TENSORBOARD / events.name)
+    for events in find_events_folder(run).glob("events.*"):
+        link_file(events, out / events.name)
 
 
 def take_checkpoint(saved: Saved, folder: Path) -> None:

@@ -15,6 +15,7 @@ from data_prep.common.toml_text import show_value
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
+from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
 from pretraining.data.mixing import WHOLE
 from pretraining.engine.engine import Engine
@@ -243,6 +244,17 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
         f"{name} {before} -> {here}" + (" (that phase is done)" if name.startswith(done) else "")
         for name, before, here in changes
     ]
+
+
+def describe_jump(latest: Saved, recipe: Recipe) -> str | None:
+    """Describes how the learning rate jumps at a checkpoint, inside a schedule that the recipe changes; None if it
+    goes on smoothly."""
+    state, before = latest.run.state, latest.run.recipe
+    at, done, seconds = state.phase, state.phase_step, state.phase_seconds
+    if at >= min(len(before.phases), len(recipe.phases)) or (not done and recipe.schedule_owners()[at] == at):
+        return None
+    then, now = (f"{build_schedules(each)[at].learning_rate(done, seconds):.1e}" for each in (before, recipe))
+    return None if then == now else f"the learning rate jumps at step {state.step:,}: {then} -> {now}"
 
 
 def find_other_phases(then: Recipe, now: Recipe) -> list[Change]:

@@ -40,7 +40,7 @@ from pretraining.objectives.declaration import MINIMAL_PAIRS, build_model, confi
 from pretraining.processes.context import Context
 from pretraining.processes.group import exchange
 from pretraining.reporting.records import EvaluationRecord
-from pretraining.scoring.embedding import Embedder, EmbeddingWay
+from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.pairs import Asked, Pair, PairCount, list_sentences, read_pairs, take_pairs
 from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Scorer, SentenceCutter
@@ -361,7 +361,7 @@ def score_retrieval(
     mesh, model, shared = engine.mesh, copy_model(engine), engine.mesh.tensor_ranks > 1
     if not shared:
         model = model.float().to(engine.device).eval().requires_grad_(False)
-    embedder = Embedder(model, read_vocabulary(data), EmbeddingWay(Pooling(), length), shared=shared)
+    embedder = Embedder(model, read_vocabulary(data), Pooling(length=length), shared=shared)
     engine.deepspeed.eval()
     own = retrieval.rank(embedder.compute, before=before, place=(mesh.data_rank, mesh.data_ranks))
     engine.deepspeed.train()

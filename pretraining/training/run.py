@@ -39,7 +39,7 @@ from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import Control
 from pretraining.processes.watchdog import Watch
 from pretraining.training.branching import begin_branch
-from pretraining.training.changes import continue_run, list_changes
+from pretraining.training.changes import continue_run, describe_jump, list_changes
 from pretraining.training.finishing import finish_run
 from pretraining.training.guards import CURE, DivergedError
 from pretraining.training.origin import StartingPoint
@@ -225,3 +225,5 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
         say(f"goes on as a branch of {branch}" if is_begin else f"continues after step {step:,}")
         for change in list_changes(latest, request, context, engine):
             say(f"changed since then: {change}")
+        if jump := describe_jump(latest, recipe):
+            say(jump)

@@ -12,7 +12,7 @@ from support.tasks import CUTTER, VOCABULARY
 from benchmarks import fine_tuning
 from benchmarks.contests import Turns
 from benchmarks.fine_tuning import find_contests, run_embeddings
-from benchmarks.finetuning_sides import Exercise, ItemSubset, PairExercise, encode_rows
+from benchmarks.finetuning_sides import Exercise, ItemSubset, encode_rows
 from data_prep.common.errors import UserError
 from data_prep.readers.text_pairs import TASK, TASK_TEXT
 from finetuning.inputs import Ragged
@@ -91,7 +91,7 @@ def test_both_sides_train_on_the_same_pairs_and_give_the_same_vectors(tmp_path: 
         (tmp_path / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / TASK).write_text(TASK_TEXT)
     model = write_bert(tmp_path / "model", VOCABULARY, positions=128)
-    found = run_embeddings(PairExercise("pairs", model, tmp_path, steps=1, epochs=2, dtype="fp32"))
+    found = run_embeddings(Exercise("pairs", model, tmp_path, steps=1, epochs=2, dtype="fp32"), ["a b", "c"])
     assert found["against"].keys() == {"autocast", "fp32"}
     for each in found["against"].values():
         assert all(turns["times_as_fast"]["median"] > 0 for turns in each.values())

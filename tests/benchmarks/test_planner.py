@@ -50,7 +50,7 @@ def test_a_large_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     words = "--recipe bert_large_lamb --nodes 32 --gpus-per-node 8 --gpu a100-80 --network hdr200x8".split()
     shown = plan(capsys, *words, "--price-per-gpu-hour", 2)
     assert "32 nodes of 8 a100-80 with 80 GB, joined by hdr200x8; bf16" in shown
-    assert all(f"ZeRO {zero}" in shown for zero in range(4))
+    assert [f"ZeRO {zero}" in shown for zero in range(4)] == [False, True, True, True]
     assert "ZeRO 1 (this recipe)" in shown
     assert "to take: --parallel.zero 1 --phases.0.micro_batch 256 --phases.1.micro_batch 128" in shown
     assert re.search(r"^phase1 +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +0\.\d+ +7,038", shown, re.MULTILINE)
@@ -63,7 +63,7 @@ def test_the_range_of_the_run_of_53_minutes_has_what_was_published(capsys: pytes
     [published] = [row for row in read_published()["hours"] if row["gpus"] == 1472]
     words = [word for name in ("gpu", "network", "gpus_per_node") for word in (f"--{name}", published[name])]
     shown = " ".join(plan(capsys, "--recipe", "bert_large_1472_gpus", "--nodes", 92, *words).split())
-    found = re.search(r"ZeRO 1 \(this recipe\): from ([\w ]+) to ([\w ]+): published runs", shown)
+    found = re.search(r"- from ([\w ]+) to ([\w ]+): published runs", shown)
     assert found
     assert hours_of(found[1]) < published["hours"] < hours_of(found[2])
 

@@ -71,7 +71,7 @@ def test_each_system_has_a_row_and_a_stop_loses_none(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mini, out = write_bert(tmp_path / "mini", VOCABULARY, positions=128), tmp_path / "kept.json"
-    wanted = SearchScores(mini, 1.0, out)
+    wanted = SearchScores(mini, out)
     monkeypatch.setattr(search, "run_script", StandIn(fails=True))
     with pytest.raises(KeyboardInterrupt):
         measure(wanted, Console(width=200))
@@ -84,11 +84,11 @@ def test_each_system_has_a_row_and_a_stop_loses_none(
     monkeypatch.setattr(search, "run_script", trains := StandIn())
     measure(wanted, Console(width=200))
     found = read_results(out)
-    assert [row["system"] for row in found["rows"]][3:] == ["mini, trained for 1 minutes"]
+    assert [row["system"] for row in found["rows"]][3:] == ["mini, trained for 10 minutes"]
     assert found["tests"]["XQuAD"] == "3 of 3"
     assert found["training"]["SQuAD"] == 1, "an article of the test is in the training data"
     rows = (tmp_path / "build" / "search" / "train.jsonl").read_text().splitlines()
-    assert trains.epochs[1] * len(rows) == pytest.approx(60 * 64)
+    assert trains.epochs[1] * len(rows) == pytest.approx(600 * 64)
     assert found["rows"][0]["scores"]["XQuAD"]["scores"]["mrr_10"] == 1
     assert found["rows"][2]["scores"] == found["rows"][3]["scores"]
     assert "none: not there, so MiniLM is left out" in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """submit.py: the chain that it makes, and what it refuses before anything is in the queue."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -135,6 +136,36 @@ def test_a_dry_run_prints_what_a_shell_can_run(folder: Path, submit: Submit) -> 
     (folder / "bin" / "sbatch.calls").unlink()
     submit("--recipe", "recipe.toml", "--tasks", "rte", "cola")
     assert [line.replace(";mini", "") for line in typed] == calls(folder)
+
+
+def test_a_dry_run_shows_every_job_and_all_that_is_missing(folder: Path, submit: Submit) -> None:
+    """Nodes and time limits are those of sbatch: options before the environment before the script."""
+    (folder / "data" / "glue").rmdir()
+    site = 'CLOZE_PRETRAIN_OPTIONS="--nodes=4-8 -t 9:00:00"\nCLOZE_GATHER_OPTIONS="-N 1 --time 1:00:00"\n'
+    (folder / "cluster" / "site.env").write_text(f"{site}SBATCH_TIMELIMIT=8:00:00\n")
+    words = ["pipeline", "--text", "a", "b", "--shards", "data/ab", "--tasks", "rte", "squad", "--dry-run"]
+    command = [sys.executable, "cluster/submit.py", *words]
+    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    limits = re.findall(r"^# (\w+): .*; nodes: (\S+), time limit: (\S+)$", done.stdout, re.MULTILINE)
+    wanted = [("prepare", "1", "8:00:00"), ("pretrain", "4-8", "9:00:00"), ("finetune", "1", "8:00:00")]
+    assert limits == [*wanted, ("gather", "1", "1:00:00")]
+    missing = re.findall(r"^# to mend: (--text \w|\S+):", done.stdout, re.MULTILINE)
+    assert missing == ["--text a", "--text b", "data/glue", "data/squad"]
+    assert all(each in done.stderr for each in missing)
+    assert shell(folder, f"set -e\n{done.stdout}").returncode == 0, "what is printed is a script all the same"
+    (folder / "bin" / "sbatch.calls").unlink()
+    said = submit(*words[1:-1], code=2)  # without --dry-run nothing is submitted
+    assert all(each in said for each in missing)
+    assert not calls(folder)
+
+
+def test_a_comment_of_a_dry_run_runs_nothing(folder: Path, submit: Submit) -> None:
+    text = folder / "a\ntouch pwned\n"
+    text.mkdir()
+    shown = submit("--to", "prepare", "--text", text, "--shards", "data/a", "--dry-run")
+    assert shell(folder, f"set -e\n{shown}").returncode == 0
+    assert not (folder / "pwned").exists()
 
 
 def test_the_sites_options_go_to_their_steps_and_the_shell_has_the_last_word(folder: Path, submit: Submit) -> None:

@@ -41,7 +41,7 @@ def test_nothing_tells_of_next_sentences(unpaired: Place) -> None:
     assert set(TRACES.findall(card)) == {"pooler"}
     for told in ('pairs = "none"', "no trained pooler", "was never trained, and has the embedding of the first"):
         assert told in card
-    events = EventAccumulator(str(run / "tensorboard"))
+    events = EventAccumulator(str(run))
     events.Reload()
     assert not [name for name in events.Tags()["scalars"] if TRACES.search(name)]
     assert not [name for name in state(run) if TRACES.search(name)]

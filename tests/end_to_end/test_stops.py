@@ -69,7 +69,7 @@ def test_other_ranks_go_on_with_the_same_curve(place: Place, optimizer: list[str
     assert "changed since then: ranks 2 -> 3" in outputs[2]
     assert "changed since then: phases.0.micro_batch 12 -> 2" in outputs[2]
     assert_same_end(place.folder / "moved", place.folder / "straight")
-    seen = EventAccumulator(str(place.folder / "moved" / "tensorboard"), size_guidance={"scalars": 0})
+    seen = EventAccumulator(str(place.folder / "moved"), size_guidance={"scalars": 0})
     seen.Reload()
     assert [event.step for event in seen.Scalars("train/loss")] == list(range(1, 9))
 

@@ -180,7 +180,12 @@ def outcome(out: Path) -> dict[str, Any]:
             found[name] = metrics(path)
         elif path.name == "results.json":
             found[name] = timeless(json.loads(path.read_text()))
-        elif path.is_file() and path.name not in SKIPPED and path.suffix != ".png" and "tensorboard" not in name:
+        elif (
+            path.is_file()
+            and path.name not in SKIPPED
+            and path.suffix != ".png"
+            and not path.name.startswith("events.")
+        ):
             found[name] = path.read_bytes()
     return found
 

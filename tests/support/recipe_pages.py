@@ -37,9 +37,8 @@ FINE_TUNING = """\
 
 # What a fine-tuning recipe can say
 
-A recipe is a TOML file, or one of those in [finetuning/recipes](../finetuning/recipes) by its name: `--recipe glue`.
-Comments there name the source of each number. The command line overrides every value by its dotted name: `--seed 7`,
-`--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`. A key that is not given has its default.
+A recipe is a TOML file, or one of [finetuning/recipes](../finetuning/recipes) by its name: `--recipe glue`. The command
+line overrides every value by its dotted name: `--spans.stride 64`, `--search.learning_rates "[5e-5, 3e-5]"`.
 """
 DEEPSPEED = f"""\
 ## [deepspeed]

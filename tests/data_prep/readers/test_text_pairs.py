@@ -15,7 +15,6 @@ from support.commands import run_main
 from support.shards import tree
 
 from data_prep.pairs import main
-from data_prep.readers.reader import Document
 from data_prep.readers.text_pairs import LONGEST, SHORTEST, cut_passages, divide, pair_texts
 
 
@@ -50,14 +49,14 @@ def test_a_document_makes_pairs_of_texts_that_are_used_once() -> None:
 
 @given(st.lists(st.integers(0, 9), min_size=1), st.sampled_from([0.0, 0.05, 0.5]))
 def test_copies_of_a_document_are_held_out_together(numbers: list[int], share: float) -> None:
-    documents = [Document(str(place), f"copy {place}", [str(number)]) for place, number in enumerate(numbers)]
-    halves: dict[bool, list[Document]] = {True: [], False: []}
-    for is_held_out, document in divide(documents, share):
-        halves[is_held_out].append(document)
-    texts = {half: {document.passages[0] for document in own} for half, own in halves.items()}
+    documents = [(str(number), [(f"copy {place}", str(number))]) for place, number in enumerate(numbers)]
+    halves: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
+    for is_held_out, pairs in divide(documents, share):
+        halves[is_held_out] += pairs
+    texts = {half: {text for _, text in own} for half, own in halves.items()}
     assert texts[True]
     assert not texts[True] & texts[False]
-    assert sorted(each.id for own in halves.values() for each in own) == sorted(each.id for each in documents)
+    assert sorted(halves[True] + halves[False]) == sorted(pair for _, pairs in documents for pair in pairs)
 
 
 def test_held_out_documents_are_a_retrieval_test_and_never_in_training(tmp_path: Path) -> None:

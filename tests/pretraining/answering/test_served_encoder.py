@@ -72,9 +72,9 @@ NO_PANELS = replace(SHAPE, intermediate=200), replace(SHAPE, hidden=48, heads=1)
 def test_all_pieces_and_any_one_are_equal_to_1e_5(shape: Shape, sees: Sees, lengths: list[int], draw: Random) -> None:
     batch, (model, served) = batch_of(lengths), encoders(sees, shape)
     expected = model.encode(batch)
-    torch.testing.assert_close(served.compute_all(batch), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.encode(batch), expected, atol=1e-5, rtol=1e-5)
     places = batch.starts[:-1].long() + torch.tensor([draw.randrange(length) for length in lengths])
-    torch.testing.assert_close(served.compute_one(batch, places), expected[places], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.encode(batch, places), expected[places], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("others", [[], [75], [1] * 40])
@@ -84,8 +84,8 @@ def test_an_answer_has_the_same_bits_whatever_lies_beside_it(others: list[int]) 
     served = encoders("both")[1]
     alone, together = batch_of([37]), batch_of([37, *others])
     first = torch.zeros(1, dtype=torch.long)
-    assert torch.equal(served.compute_all(together)[:37], served.compute_all(alone))
-    assert torch.equal(served.compute_one(together, together.starts[:-1].long())[:1], served.compute_one(alone, first))
+    assert torch.equal(served.encode(together)[:37], served.encode(alone))
+    assert torch.equal(served.encode(together, together.starts[:-1].long())[:1], served.encode(alone, first))
 
 
 in_every_way = pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_the_number_of_threads_does_not_change_a_bit(dtype: torch.dtype, in_byte
     batch, found = batch_of([37, 3, 60]), list[Tensor]()
     for count in (1, 2, 7):
         with threads(count):
-            found.append(served.compute_all(batch))
+            found.append(served.encode(batch))
     assert all(torch.equal(each, found[0]) for each in found)
 
 
@@ -122,27 +122,27 @@ def test_in_few_bits_any_piece_is_as_near_to_fp32_as_layer_by_layer(way: Way, se
     assert isinstance(served.layers, OneCall)
     make, own = QuantisedProduct if way is BYTES else make_product, deque(model_of(sees).to(dtype).layers)
     in_steps.layers = LayerByLayer(SHAPE.change_learning(sees=sees), own, True, make)  # type: ignore[arg-type]
-    found, right = served.compute_all(batch), encoders(sees)[1].compute_all(batch)
+    found, right = served.encode(batch), encoders(sees)[1].encode(batch)
     size, factor = right.square().mean(1), 1.2 if way is BYTES else 1
-    away, theirs = ((each - right).square().mean(1) for each in (found, in_steps.compute_all(batch)))
+    away, theirs = ((each - right).square().mean(1) for each in (found, in_steps.encode(batch)))
     assert found.dtype == dtype
     assert 0 < away.mean().sqrt() < factor * theirs.mean().sqrt()
     assert away.mean().sqrt() < 0.02 * size.mean().sqrt()
     most, their_most = ((each / size).max().sqrt() for each in (away, theirs))
     assert most < factor * their_most  # the weights decide how far, as torch draws
-    assert torch.equal(served.compute_one(batch, places), found[places])
-    assert torch.equal(served.compute_one(batch_of([7]), places[:1]), found[places[:1]])
+    assert torch.equal(served.encode(batch, places), found[places])
+    assert torch.equal(served.encode(batch_of([7]), places[:1]), found[places[:1]])
 
 
 @torch.inference_mode()
 def test_a_copy_answers_by_itself() -> None:
     """Also in another process, as a server makes its workers."""
     batch, original = batch_of([9, 20]), serve_encoder(model_of("both"), sees_one=True)
-    expected = original.compute_all(batch)
+    expected = original.encode(batch)
     copies = copy.deepcopy(original), pickle.loads(pickle.dumps(original))
     for weight in cast(OneCall, original.layers).weights:
         weight.fill_(torch.nan)
-    assert all(torch.equal(each.compute_all(batch), expected) for each in copies)
+    assert all(torch.equal(each.encode(batch), expected) for each in copies)
 
 
 @torch.inference_mode()
@@ -150,11 +150,11 @@ def test_many_sequences_are_taken_some_at_a_time(monkeypatch: pytest.MonkeyPatch
     """So that what lies between the products stays in the cache; nothing else changes."""
     served, batch = encoders("before")[1], batch_of([30, 1, 75, 12, 50, 50])
     places = batch.starts[1:].long() - 1
-    whole = served.compute_all(batch), served.compute_one(batch, places)
+    whole = served.encode(batch), served.encode(batch, places)
     for rows in (1, 60, 100):
         monkeypatch.setattr(one_call, "ROWS", rows)
-        assert torch.equal(served.compute_all(batch), whole[0])
-        assert torch.equal(served.compute_one(batch, places), whole[1])
+        assert torch.equal(served.encode(batch), whole[0])
+        assert torch.equal(served.encode(batch, places), whole[1])
 
 
 @in_every_way
@@ -165,7 +165,7 @@ def test_numbers_that_are_none_stay_visible(dtype: torch.dtype, in_bytes: bool) 
     with torch.no_grad():
         model.embeddings.word.weight[batch.pieces[7]] = torch.nan
     assert batch.pieces[7] not in batch.pieces[:5], "draw other pieces"
-    states = serve_encoder(model, sees_one=True, in_bytes=in_bytes).compute_one(batch, batch.starts[:-1].long())
+    states = serve_encoder(model, sees_one=True, in_bytes=in_bytes).encode(batch, batch.starts[:-1].long())
     assert states[0].isfinite().all()
     assert states[1].isnan().all()
 

@@ -121,8 +121,8 @@ def test_states_do_not_depend_on_what_else_is_asked_for(name: str, make_pair: Ca
     pair = make_pair(name)
     batch, places = pair.batch(), pair.ours.sequence_places(pair.batch())
     states, served = pair.ours.encode(batch), serve_encoder(pair.ours, sees_one=True)
-    torch.testing.assert_close(served.compute_all(batch), states, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(served.compute_one(batch, places), states[places], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.encode(batch), states, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(served.encode(batch, places), states[places], atol=1e-5, rtol=1e-5)
     model = make_pair(name).ours.double()
     states = model.encode(batch)
     for chosen in (torch.tensor([200, 0, 74, 75]), places, batch.chosen[:0]):

@@ -111,7 +111,7 @@ def test_what_the_machine_lacks_is_refused_before_training(plain: Path, words: s
 @pytest.mark.parametrize(
     ("words", "known", "expected"),
     [
-        ("", {"lengths": [64, 256]}, "FILE: phases.1.length = 512: the data has 64, 256; … 64 256 512, or take less"),
+        ("", {"lengths": [64, 256]}, "FILE: phases.1.length = 512: the data has 64, 256; … 64 256 512, or add …"),
         ("", {"ranks": 8}, "FILE: phases.0.batch = 64: … 8 ranks x … = 16; take batch = 128"),
         ("", {"ranks": 3}, "FILE: phases.1.batch = 32: … 3 ranks x phases.1.micro_batch = 8; take batch = 24"),
         ("--parallel.tensor 2", {"ranks": 3}, "--parallel.tensor = 2: … the ranks, 3; start a multiple of 2 …"),
@@ -136,10 +136,10 @@ def test_a_batch_that_the_ranks_cannot_share_is_named_for_any_micro_batch(plain:
     [
         (PLAIN.replace("learning_rate = 1e-3\n", ""), "phases.0.learning_rate: is missing: the highest learning rate"),
         (PLAIN.replace("batch = 64\n", ""), "phases.0.batch: is missing"),
-        (PLAIN.replace("steps = 100\n", ""), "phases.0.steps: is missing: the recipe gives neither …"),
+        (PLAIN.replace("steps = 100\n", ""), "phases.0.steps: is missing: the … give --phases.0.steps"),
         (PLAIN.replace('name = "one"\n', ""), "phases.0.name: is missing"),
         (PLAIN.replace('size = "tiny"\n', ""), "model.size: is missing: one of tiny, … --init FOLDER"),
-        (f"steps = 10\n{PLAIN}", "phases.0.steps = 100: the recipe gives steps, and each phase its share …"),
+        (f"steps = 10\n{PLAIN}", "phases.0.steps = 100: the recipe gives steps, … --phases.N.steps …"),
         (f"hours = 1.0\n{SHARED}".replace("share = 0.1", ""), "phases.1.share: is missing: the recipe gives hours, …"),
         (f"steps = 4\n{SHARED}", "phases.1.share = 0.1: of 4 steps that is none; give more"),
         (f"steps = 10\n{SHARED}".replace("= 0.1", "= 0.2"), "phases.0.share = 0.9: … make 1.1; they must make 1"),

@@ -83,7 +83,8 @@ AFTER = "after validation, not 3"  # pydantic's words
         # places
         ("foo", "foo: not understood; a value of the recipe is given as --section.key value"),
         ("--phases.2.steps 3", "--phases.2.steps: no number 2 in phases; there is 0 to 1"),
-        ("--phases.steps 3", "--phases.steps: no number steps in phases; there is 0 to 1"),
+        ("--phases.steps 3", "--phases.steps: no number steps in phases; there is 0 to 1, as in --phases.0.steps"),
+        ("--phases.N.steps 3", "--phases.N.steps: no number N in phases; there is 0 to 1, as in --phases.0.steps"),
         ("--model.size.x 3", '--model.size.x: model.size is "tiny", not a table'),
         # names
         ("--model.droput 0.2", "--model.droput: unknown; did you mean model.dropout?"),

@@ -13,15 +13,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from support.commands import assert_refusal
 from support.processes import spawn
 from support.records import RECORD, SCORES, open_log
-from tensorboard.backend.event_processing import event_accumulator as events
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 
 from data_prep.common.errors import UserError
 from data_prep.common.unread import drop_unread
 from pretraining.objectives.declaration import list_loss_curves
+from pretraining.reporting import figures
 from pretraining.reporting.console import format_number
 from pretraining.reporting.figures import draw_chart
 from pretraining.reporting.metrics_file import METRICS, Logged, read_newest_records, read_step_records
@@ -84,15 +87,29 @@ def test_a_damaged_line_is_named_and_left(tmp_path: Path) -> None:
     assert path.read_text().count("\n") == 3
 
 
-def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
-    """Of the phase and the time left, which the lines of JSON have."""
-    with open_log(tmp_path, tensorboard=True) as log:
+def log_twice(run: Path) -> None:
+    """Logs steps for TensorBoard, and then the last of them again, with a score."""
+    run.mkdir(exist_ok=True)
+    with open_log(run, tensorboard=True) as log:
         for step in (10, 20, 30):
             log.write(replace(RECORD, step=step, loss=1.0))
-    with open_log(tmp_path, tensorboard=True, first_step=21) as log:
+    with open_log(run, tensorboard=True, first_step=21) as log:
         log.write(replace(RECORD, step=30, loss=2.0))
         log.write(replace(SCORES, step=30))
-    found = events.EventAccumulator(str(tmp_path / TENSORBOARD))
+
+
+def test_tensorboard_goes_on_with_the_files_of_an_older_run(tmp_path: Path) -> None:
+    (tmp_path / "old" / TENSORBOARD).mkdir(parents=True)
+    log_twice(tmp_path / "old")
+    found = EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload()
+    assert [*found.Runs()] == [f"old/{TENSORBOARD}"]
+
+
+def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path: Path) -> None:
+    """Of the phase and the time left, which the lines of JSON have."""
+    log_twice(tmp_path / "mini")
+    assert [*EventMultiplexer().AddRunsFromDirectory(str(tmp_path)).Reload().Runs()] == ["mini"]
+    found = EventAccumulator(str(tmp_path / "mini"))
     found.Reload()
     assert [(each.step, each.value) for each in found.Scalars("train/loss")] == [(10, 1.0), (20, 1.0), (30, 2.0)]
     names = found.Tags()["scalars"]
@@ -100,7 +117,7 @@ def test_tensorboard_shows_each_step_once_and_no_curve_of_what_is_none(tmp_path:
     curves = {name.partition("/")[2] for name in names}
     assert {"masked_loss", "next_accuracy", "seconds_per_step", "examples_seen", "pieces_seen"} <= curves
     assert not curves & {"step", "phase", "seconds_left", "time", "scored_examples", "evaluation_seconds"}
-    assert {"phase", "seconds_left"} <= read_lines(tmp_path)[0].keys()
+    assert {"phase", "seconds_left"} <= read_lines(tmp_path / "mini")[0].keys()
 
 
 def log_for_a_reader_who_leaves() -> None:
@@ -147,8 +164,8 @@ def test_a_full_disk_is_told(how: str, tmp_path: Path) -> None:
     environment = {"CLOZE_FOLDER": str(tmp_path), "CLOZE_HOW": how}
     [done] = spawn(1, log_until_the_disk_is_full, environment=environment)
     assert done.code == 0, done.errors
-    name = TENSORBOARD if how == "tensorboard" else METRICS
-    assert done.result.startswith(f"{tmp_path / name}: cannot be written: File too large")
+    path = tmp_path if how == "tensorboard" else tmp_path / METRICS
+    assert done.result.startswith(f"{path}: cannot be written: File too large")
     assert how == "tensorboard" or done.output + done.errors == "", "beside what TensorBoard's thread prints"
     cut_metrics(tmp_path / METRICS, 100_000)
     assert [line["step"] for line in read_lines(tmp_path)] == list(range(len(read_lines(tmp_path))))
@@ -212,6 +229,23 @@ def test_losses_stand_beside_those_of_validation(pairs: bool) -> None:
     assert np.asarray(raw.get_ydata()).tolist() == [9.0 - step / 20 for step in range(1, 101)]
     assert len(np.asarray(smoothed.get_ydata())) == 100
     assert (np.asarray(validation.get_xdata()).tolist(), validation.get_label()) == ([50.0, 100.0], "validation")
+
+
+def test_phases_of_other_lengths_have_lines_of_their_own(straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the losses nor their average go on from one to the next; its length stands above each."""
+    records = [{"step": step, "phase": 1 + (step > 150), "masked_loss": 9.0 - step // 151} for step in range(1, 301)]
+    trained = [*map(Logged.from_record, records)]
+    [axes] = draw_chart(trained, trained[99::50], "mini", {"masked_loss": "loss"}, [128]).axes
+    values = [{*np.asarray(line.get_ydata())} for line in axes.lines]
+    assert values == [{9.0}] * 3 + [{8.0}] * 3, "raw, smoothed and validation of each phase"
+    assert [text.get_text() for text in axes.texts] == ["length 128", "phase 2"]
+    legend = axes.get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["training, smoothed", "validation"]
+    drawn: list[Figure] = []
+    monkeypatch.setattr(figures, "save", lambda figure, _: drawn.append(figure))
+    figures.draw_losses(straight, list_loss_curves())
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["length 32", "length 64"]
 
 
 def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,7 +67,7 @@ def test_the_log_is_taken_without_a_torn_line(tmp_path: Path) -> None:
     assert lines[0] == '{"kind": "step", "step": 1}'
     note = json.loads(lines[1])
     assert (note["kind"], note["step"], note["text"]) == ("note", 1, "branch of run after step 1")
-    assert (out / "tensorboard" / "events.out.1").read_bytes() == b"events"
+    assert (out / "events.out.1").read_bytes() == b"events"
     copy_log(tmp_path / "nothing", out, BranchSummary("nothing", 1))
     assert len((out / "metrics.jsonl").read_text().splitlines()) == 1
 
