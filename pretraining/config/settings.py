@@ -168,8 +168,8 @@ class Phase(Section):
     """First embeddings of positions that no earlier phase trained: `drawn` at random, as in the paper, or `copied` from
     trained positions."""
     mix: Annotated[dict[str, Share] | None, InsteadOf(("mix_temperature",))] = None
-    """Shares of the sequences by corpus of --data: { wiki = 0.7, books = 0.3 }; others are not read (default: by numbers
-    of examples)."""
+    """Shares of the sequences by corpus of --data: { wiki = 0.7, books = 0.3 }; others are not read (default: by
+    numbers of examples)."""
     last_mix: dict[str, Share] | None = None
     """Shares at the end of the phase; they move linearly (default: they stay)."""
     mix_temperature: Annotated[Share | None, InsteadOf(("mix",))] = None
