@@ -120,9 +120,10 @@ def test_an_unfinished_file_of_any_size_is_completed(
     run_main(predict.main, model, texts, "--vectors", whole)
     unfinished.write_bytes(b"other")  # which no record names
     stopped = Mock(side_effect=[compute(model, TEXTS[:8]), KeyboardInterrupt])
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(Embedder, "compute", stopped)
-        predict.predict_vectors(Predict(model, (texts,), vectors=out), model)
+        with pytest.raises(KeyboardInterrupt):
+            predict.predict_vectors(Predict(model, (texts,), vectors=out), model)
     os.truncate(unfinished, size)
     run_main(predict.main, model, texts, "--vectors", out)
     np.testing.assert_allclose(np.load(out), np.load(whole), atol=1e-6)
