@@ -76,10 +76,10 @@ ROUNDS = 3
 class Preparation:
     """Measures data preparation."""
 
-    pieces: bool = False
-    """Only cut text into pieces; earlier results of the rest stay."""
     out: Path | None = None
     """File for the numbers (default: benchmarks/results/preparation-<hardware>.json)."""
+    pieces: bool = False
+    """Only cut text into pieces; earlier results of the rest stay."""
 
 
 @dataclass(frozen=True)
