@@ -48,6 +48,7 @@ def runnable(pages: Sequence[Path]) -> list[str]:
 def fill(folder: Path) -> Path:
     """Makes a folder with what the pages speak of."""
     write_wiki(folder / "wiki")
+    write_wiki(folder / "sample", documents=20)
     (folder / "books").mkdir()
     (folder / "books" / "novel.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n")
     (folder / "questions.txt").write_text("where is the river?\nwho lives there?\n")
