@@ -114,7 +114,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if wanted.json:
         print(json.dumps(record, indent=1))
     else:
-        console.print(render_plan(record))
+        console.print(render_plan(record), soft_wrap=True)
     if wanted.gpu is not None:
         check_fit(plan.target)
 
@@ -134,7 +134,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if getattr(wanted, name)]
+    of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if str(getattr(wanted, name)) not in ("None", "False")]
     faults += [f"--{name.replace('_', '-')}: only with --check" for name in of_plan]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
