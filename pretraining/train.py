@@ -134,8 +134,9 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if str(getattr(wanted, name)) not in ("None", "False")]
-    faults += [f"--{name.replace('_', '-')}: only with --check" for name in of_plan]
+    of_plan = {name: getattr(wanted, name) for name in ("ranks", "gpu", "price_per_gpu_hour", "json")}
+    given = [name for name, value in of_plan.items() if value is not None and value is not False]
+    faults += [f"--{name.replace('_', '-')}: only with --check" for name in given]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
+
+import numpy as np
 
 from data_prep.common.errors import UserError
 from pretraining.config.settings import Recipe
@@ -23,6 +27,8 @@ def shorten_recipe(recipe: Recipe, share: float) -> Recipe:
     Warm-ups and decays in steps keep their share of the schedule, rounded down, so that they still fit into it. The
     checkpoints to keep, the interval of those to average, and that of logging shrink too. Other intervals do not: the
     time of an evaluation, and the work that a fault loses, are the same in a short run.
+
+    Raises UserError if a phase has so small a share of all steps that it needs more than twice the steps to have one.
     """
 
     def scale(count: int) -> int:
@@ -35,16 +41,37 @@ def shorten_recipe(recipe: Recipe, share: float) -> Recipe:
     if recipe.hours is not None:
         raw["hours"] = float(f"{recipe.hours * share:.6g}")
     if recipe.steps is not None:
-        totals = range(scale(recipe.steps), recipe.steps + 1)
-        raw["steps"] = next(t for t in totals if all(recipe.model_copy(update={"steps": t}).phase_steps() or ()))
-    if before is not None:
-        _shorten_schedules(recipe, raw["phases"], before, Recipe.model_validate(raw).phase_steps() or ())
+        least = scale(recipe.steps)
+        for total in range(least, 2 * least + 1):
+            raw["steps"], counts = total, recipe.model_copy(update={"steps": total}).phase_steps() or ()
+            if all(counts):
+                break
+        else:
+            name = recipe.phases[counts.index(0)].name
+            raise UserError(f"--shorten {share:g}: phase {name} has no step among {total:,}; give a larger share")
+    after = Recipe.model_validate(raw).phase_steps()
+    if before and after:
+        _shorten_schedules(recipe, raw["phases"], before, after)
     raw["logging"]["every"] = scale(recipe.logging.every)
     if recipe.checkpoints.average and recipe.checkpoints.every:
         raw["checkpoints"]["every"] = scale(recipe.checkpoints.every)
-    if recipe.checkpoints.keep_at:
-        raw["checkpoints"]["keep_at"] = sorted({*map(scale, recipe.checkpoints.keep_at)})
+    if keep_at := recipe.checkpoints.keep_at:
+        places = share * np.array(keep_at)
+        if before and after:  # the end of a phase stays one
+            places = np.interp(keep_at, [0, *accumulate(before)], [0, *accumulate(after)])
+        raw["checkpoints"]["keep_at"] = sorted({max(1, round(place)) for place in places})
     return Recipe.model_validate(raw)
+
+
+def guess_share(recipe: Recipe, short: Recipe) -> float | None:
+    """Guesses the share to which another recipe has shortened all phases of this one; None if there is none."""
+    then, now = (sum(each.phase_steps() or each.phase_seconds() or ()) for each in (recipe, short))
+    for share in (float(f"{now / then:.{digits}g}") for digits in (1, 2, 3, 4) if 0 < now < then):
+        with suppress(UserError):
+            made = shorten_recipe(recipe, share)
+            if (made.phase_steps(), made.hours) == (short.phase_steps(), short.hours):
+                return share
+    return None
 
 
 def _shorten_schedules(
