@@ -31,7 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS as GLUE
-from finetuning.files.splits import find_task
+from finetuning.files.splits import find_task_folder
 
 CLUSTER = Path("cluster")
 """Relative to Cloze's folder, in which jobs are submitted and run."""
@@ -203,19 +203,15 @@ def find_tasks(named: Sequence[str] | None) -> list[str]:
 
 
 def list_missing_data(tasks: Sequence[str], site: Mapping[str, str]) -> Iterator[str]:
-    """Lists the folders of data of tasks that are missing or lack a split, each with its cure."""
-    bases = [Path("data"), Path(site.get("CLOZE_DATA", "data"))]
+    """Lists the folders of data of tasks that are missing, each with its cure."""
     for name in tasks:
         place = "glue" if name in GLUE else name
-        folders = [base / place for base in bases if (base / place).exists()]
-        if not folders:
-            cure = f"python finetuning/fetch.py {place} fetches it (ner: see docs/finetuning.md)"
-            yield f"data/{place}: not there; {cure}"
-        elif name in GLUE:
-            try:
-                find_task(folders[0], name)
-            except UserError as error:
-                yield str(error)
+        places = [Path(base) / place for base in ("data", site.get("CLOZE_DATA", "data"))]
+        found = next(filter(Path.exists, places), places[0])
+        folder = find_task_folder(found, name) if name in GLUE and found.exists() else found
+        if not folder.exists():
+            cure = f"python finetuning/fetch.py {place}{f' --task {name}' * (folder != found)} fetches it"
+            yield f"{folder}: not there; {cure} (ner: see docs/finetuning.md)"
 
 
 def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str], data: Sequence[str]) -> Iterator[str]:
@@ -226,8 +222,9 @@ def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str],
             yield f"{word}: only for train.py --check; leave it out"
     python = find_python(site)
     if not python:
-        folders = [word.rpartition("=")[2] for word in data[1:]]
-        yield from (f"--shards {folder}: no such folder" for folder in folders if not Path(folder).exists())
+        yield from (
+            f"--shards {each}: no such folder" for each in data[1:] if not Path(each.rpartition("=")[2]).exists()
+        )
         return
     ranks = count_ranks(job, site)
     checked = ["--check", f"--ranks={ranks}", *job.words[:2], *data, *words]
@@ -248,7 +245,7 @@ def find_python(site: Mapping[str, str]) -> str:
 def count_ranks(job: ChainJob, site: Mapping[str, str]) -> int:
     """Counts the ranks of a job on the fewest nodes that its script, the environment and its options allow."""
     given = join_options(job, site)
-    nodes = re.findall(r"^\d+", re.findall(NODES, given)[-1])[0]  # of 2-4 or 2,4
+    nodes = re.split(r"\D", re.findall(NODES, given)[-1])[0]  # of 2-4 or 2,4
     gpus = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", re.findall(r"--gpus-per-node[= ](\S+)", given)[-1])
     asked = re.findall(r"--ntasks-per-node[= ](\d+)", given)
     return int(nodes) * (int(asked[-1]) if asked else sum(map(int, gpus)) or 1)

@@ -134,8 +134,8 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
-    of_plan = {name: getattr(wanted, name) for name in ("ranks", "gpu", "price_per_gpu_hour", "json")}
-    given = [name for name, value in of_plan.items() if value is not None and value is not False]
+    of_plan = ("ranks", "gpu", "price_per_gpu_hour", "json")
+    given = [name for name in of_plan if getattr(wanted, name) is not getattr(Train, name)]  # 0 is given too
     faults += [f"--{name.replace('_', '-')}: only with --check" for name in given]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")

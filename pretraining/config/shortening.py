@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
-
-import numpy as np
 
 from data_prep.common.errors import UserError
 from pretraining.config.settings import Recipe
@@ -41,37 +38,28 @@ def shorten_recipe(recipe: Recipe, share: float) -> Recipe:
     if recipe.hours is not None:
         raw["hours"] = float(f"{recipe.hours * share:.6g}")
     if recipe.steps is not None:
-        least = scale(recipe.steps)
-        for total in range(least, 2 * least + 1):
-            raw["steps"], counts = total, recipe.model_copy(update={"steps": total}).phase_steps() or ()
-            if all(counts):
-                break
-        else:
-            name = recipe.phases[counts.index(0)].name
-            raise UserError(f"--shorten {share:g}: phase {name} has no step among {total:,}; give a larger share")
+        totals = range(scale(recipe.steps), recipe.steps + 1)
+        raw["steps"] = next(t for t in totals if all(recipe.model_copy(update={"steps": t}).phase_steps() or ()))
+        if raw["steps"] > 2 * totals[0]:
+            rare = min(recipe.phases, key=lambda phase: phase.share or 0.0).name
+            raise UserError(f"--shorten {share:g}: phase {rare} has no step among fewer than {raw['steps']:,} steps")
     after = Recipe.model_validate(raw).phase_steps()
     if before and after:
         _shorten_schedules(recipe, raw["phases"], before, after)
     raw["logging"]["every"] = scale(recipe.logging.every)
     if recipe.checkpoints.average and recipe.checkpoints.every:
         raw["checkpoints"]["every"] = scale(recipe.checkpoints.every)
-    if keep_at := recipe.checkpoints.keep_at:
-        places = share * np.array(keep_at)
-        if before and after:  # the end of a phase stays one
-            places = np.interp(keep_at, [0, *accumulate(before)], [0, *accumulate(after)])
-        raw["checkpoints"]["keep_at"] = sorted({max(1, round(place)) for place in places})
+    if recipe.checkpoints.keep_at:
+        ends = dict(zip(accumulate(before or ()), accumulate(after or ()), strict=True))  # remain ends of phases
+        raw["checkpoints"]["keep_at"] = sorted({ends.get(step, scale(step)) for step in recipe.checkpoints.keep_at})
     return Recipe.model_validate(raw)
 
 
-def guess_share(recipe: Recipe, short: Recipe) -> float | None:
-    """Guesses the share to which another recipe has shortened all phases of this one; None if there is none."""
-    then, now = (sum(each.phase_steps() or each.phase_seconds() or ()) for each in (recipe, short))
-    for share in (float(f"{now / then:.{digits}g}") for digits in (1, 2, 3, 4) if 0 < now < then):
-        with suppress(UserError):
-            made = shorten_recipe(recipe, share)
-            if (made.phase_steps(), made.hours) == (short.phase_steps(), short.hours):
-                return share
-    return None
+def suggest_share(recipe: Recipe, short: Recipe) -> str:
+    """Asks in a line for --shorten if another recipe has one share, to two digits, of the length of every phase."""
+    lengths = (each.phase_steps() or each.phase_seconds() or () for each in (recipe, short))
+    shares = {float(f"{now / then:.2g}") for then, now in zip(*lengths, strict=False)}
+    return f"all phases were shorter: is --shorten {min(shares)} missing?\n" if len(shares) == 1 > min(shares) else ""
 
 
 def _shorten_schedules(

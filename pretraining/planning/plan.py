@@ -22,9 +22,9 @@ from pretraining.planning import cost, memory
 from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
-USEFUL_SHARE, USEFUL_RANGES = 0.5, {"cpu": (0.132, 0.77), "cuda": (0.194, 0.696)}
-"""Share of the measured FLOP/s that a run reaches, if nothing better is known, and by device the lowest and highest
-median of the contests of Cloze in benchmarks/results/throughput-*.json."""
+USEFUL_SHARE, USEFUL_RANGES = 0.5, {True: (0.132, 0.77), False: (0.194, 0.696)}
+"""Share of the measured FLOP/s that a run reaches, if nothing better is known, and the lowest and highest median of the
+contests of Cloze in benchmarks/results/throughput-*.json: True on CPUs, False on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +178,8 @@ class Plan:
                 yield self.range
         elif flops is not None:
             tflops = f"{flops / 1e12:,.4g} TFLOP/s"
-            useful = "{:.0%} of it useful; {:.0%} to {:.0%} were measured".format(USEFUL_SHARE, *self.useful_range)
-            yield f"hours from a matrix throughput of {tflops} a rank, {useful}"
+            measured = "{:.0%} to {:.0%} were measured".format(*USEFUL_RANGES[room.on_cpu])
+            yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful; {measured}"
         else:
             yield "hours: unknown, as the run will be on other machines; name the GPUs, as in --gpu h100-80"
         if target.note is not None:
@@ -203,11 +203,6 @@ class Plan:
         """Whether every phase has a micro-batch that fits."""
         fitting = [each for each in self.phases if self.target.fits(each.phase, each.micro_batch)]
         return len(fitting) == len(self.target.recipe.phases)
-
-    @property
-    def useful_range(self) -> tuple[float, float]:
-        """The lowest and highest measured share of the FLOP/s that a run reaches on such a device."""
-        return USEFUL_RANGES["cpu" if self.target.room.on_cpu else "cuda"]
 
     @property
     def memories(self) -> list[memory.Memory]:
@@ -236,7 +231,7 @@ class Plan:
         if seconds is None or not all(steps) or not self.fits:
             return None
         if self.target.cluster is None:
-            quick, slow = (USEFUL_SHARE / share * seconds for share in self.useful_range[::-1])
+            quick, slow = (USEFUL_SHARE / share * seconds for share in USEFUL_RANGES[self.target.room.on_cpu][::-1])
             return quick, seconds, slow
         hosts = [self.change_host(launch).phases for launch in cost.LAUNCHES]
         quick, slow = (sum(n * each.step_seconds for n, each in zip(steps, host, strict=True)) for host in hosts)

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pretraining.architectures.declaration import count_encoder_parameters, find_architecture
 from pretraining.architectures.weights import count_parameters
 from pretraining.config.schedule import PhaseSchedule
-from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning.plan import PhasePlan, Plan, Target, sum_known
@@ -59,7 +57,8 @@ def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Recor
     """Estimates what a run takes, as far as it is known: a name with the unit, the range, and the planned value."""
     target, shape, data, span = plan.target, plan.target.shape, plan.target.manifest, plan.span
     if target.recipe.hours is not None:  # the clock ends it
-        if span is not None and (steps := sum_known(each.steps for each in plan.phases)) is not None:
+        if span is not None:
+            steps = sum(each.steps or 0.0 for each in plan.phases)
             yield "steps", {"low": steps * span[1] / span[2], "planned": steps, "high": steps * span[1] / span[0]}
         span = (plan.seconds,) * 3 if plan.fits and plan.seconds is not None else None
     rates = {"hours": 1 / target.all_ranks, "cost": hour_price, "energy_kWh": target.watts and target.watts / 1000}
@@ -67,11 +66,11 @@ def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Recor
         if span is not None and rate is not None:
             values = (rate * target.all_ranks * seconds / 3600 for seconds in span)
             yield name, dict(zip(("low", "planned", "high"), values, strict=True))
-    bytes_each = 4 + find_optimizer(target.recipe.optimizer).state_bytes
-    yield "checkpoint_GB", {"planned": bytes_each * num_parameters(shape) / 1e9}
-    checkpoints = target.recipe.checkpoints
-    yield "checkpoints_kept", {"planned": checkpoints.keep + len(checkpoints.keep_at or ())}
-    yield "export_GB", {"planned": 4 * _count_exported(shape) / 1e9}
+    parameters, kept = num_parameters(shape), target.recipe.checkpoints
+    exported = parameters - count_parameters(find_objective(shape).own_weights(shape))
+    yield "checkpoint_GB", {"planned": (4 + find_optimizer(target.recipe.optimizer).state_bytes) * parameters / 1e9}
+    yield "checkpoints_kept", {"planned": kept.keep + len(kept.keep_at or ())}
+    yield "export_GB", {"planned": 4 * exported / 1e9}
     amounts = [("preparation_core_hours_per_GB_of_text", 1e9, PREPARED)]
     if data is not None:
         yield "shards_GB", {"planned": (data.bytes + sum(file.size for file in data.kept)) / 1e9}
@@ -80,13 +79,6 @@ def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Recor
         amounts.append((TUNING, 1e6, TUNED))
     for name, amount, (slow, quick, source) in amounts:
         yield name, {"low": amount / quick / 3600, "high": amount / slow / 3600, "source": source}
-
-
-def _count_exported(shape: Shape) -> int:
-    """Counts the parameters of an encoder with the heads that its export has."""
-    heads = find_architecture(shape.architecture).heads(shape)
-    exported = find_objective(shape).exported_heads(shape)
-    return count_encoder_parameters(shape) + sum(count_parameters(heads[name]) for name in exported)
 
 
 PLANNED = ("micro_batch", "accumulation", "steps", "pieces", "epochs", "seconds", "efficiency")

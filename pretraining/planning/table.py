@@ -97,13 +97,11 @@ def _estimate_table(plan: Record) -> Table:
     """Makes a table of what a run takes: the range and the planned value."""
     rows, columns = [], ("low", "planned", "high")
     for name, values in plan["estimates"].items():
-        numbers = [values.get(each) for each in columns]
-        for unit, (smaller, size) in SMALLER_UNITS.items():
-            if unit in name and max(number or 0 for number in numbers) < 0.1:
-                name, numbers = name.replace(unit, smaller, 1), [number and size * number for number in numbers]
-                break
-        shown = ("" if number is None else _format_digits(number) for number in numbers)
-        rows.append([name.replace("_", " "), *shown])
+        numbers = {each: values[each] for each in columns if each in values}
+        unit = next((unit for unit in SMALLER_UNITS if unit in name and max(numbers.values()) < 0.1), "")
+        smaller, size = SMALLER_UNITS.get(unit, ("", 1))
+        shown = (_format_digits(size * numbers[each]) if each in numbers else "" for each in columns)
+        rows.append([name.replace(unit, smaller, 1).replace("_", " "), *shown])
     return _make_table(["estimates", *columns], rows)
 
 

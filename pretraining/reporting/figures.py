@@ -97,8 +97,8 @@ def draw_chart(
     called: Mapping[str, str],
     lengths: Sequence[int] = (),
 ) -> Figure:
-    """Draws each loss of the model in a plot of its own, with a line for each phase, whose length stands above where there is
-    room."""
+    """Draws each loss of the model in a plot of its own, with a line for each phase and, if there is room, its
+    length above."""
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
@@ -108,7 +108,12 @@ def draw_chart(
             _draw_phase(axes, *(_list_points(each.get(phase, []), name) for each in (phases, held_out)))
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
-    _label_phases(plots[0], phases, lengths)
+    labelled = -math.inf
+    for phase, records in [*phases.items()] if len(phases) > 1 else []:
+        middle = (records[0].step + records[-1].step) / 2
+        if middle - labelled > 0.1 * trained[-1].step:  # the width of a label
+            text, labelled = f"length {lengths[phase - 1]}" if phase <= len(lengths) else f"phase {phase}", middle
+            plots[0].text(middle, 1.01, text, ha="center", transform=plots[0].get_xaxis_transform(), fontsize=8)
     lines, labels = plots[0].get_legend_handles_labels()
     shown = dict(zip(labels, lines, strict=True))  # each label once
     plots[0].legend(shown.values(), shown, frameon=False)
@@ -117,27 +122,11 @@ def draw_chart(
     return figure
 
 
-LABEL = 0.1
-"""Width of the label of a phase, as a share of the steps."""
-
-
-def _label_phases(axes: Axes, phases: Mapping[int, Sequence[Logged]], lengths: Sequence[int]) -> None:
-    """Writes the lengths of several phases above their middles, but for labels that would overlap the one before."""
-    ends = [(phase, records[0].step, records[-1].step) for phase, records in phases.items()]
-    room, free = LABEL * max((last for *_, last in ends), default=0), -math.inf
-    for phase, first, last in ends if len(ends) > 1 else []:
-        middle = min((first + last) / 2, room / LABEL - room / 2)
-        if middle - room / 2 >= free:
-            text = f"length {lengths[phase - 1]}" if phase <= len(lengths) else f"phase {phase}"
-            axes.text(middle, 1.01, text, ha="center", transform=axes.get_xaxis_transform(), fontsize=8)
-            free = middle + room / 2
-
-
 def _draw_phase(axes: Axes, trained: tuple[Array, Array], scored: tuple[Array, Array]) -> None:
     """Draws the losses of one phase, which those of another length cannot be compared with."""
     (steps, losses), (marked, held_out) = trained, scored
     axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.6)
-    style: dict[str, Any] = {"color": BLUE, "linewidth": 1.6, "marker": "." if len(steps) == 1 else ""}
+    style: dict[str, Any] = {"color": BLUE, "marker": "." if len(steps) == 1 else "", "linewidth": 1.6}
     axes.plot(steps, smooth(losses, 1 + len(losses) // 100), label="training, smoothed", **style)
     if len(marked):
         style = {"color": ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}

@@ -16,7 +16,7 @@ from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
-from pretraining.config.shortening import guess_share
+from pretraining.config.shortening import suggest_share
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import OF_OBJECTIVE
 from pretraining.objectives.declaration import find_objective
@@ -55,7 +55,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     if run.is_trained and branch is None:
         changes = select_different([_compare_data(run, request)])
         if changes := [*changes, *list_training_changes(before, recipe)]:
-            cure = f"{_suggest_share(before, recipe)}{_find_cure(latest, request, changes)}"
+            cure = suggest_share(recipe, before) + _find_cure(latest, request, changes)
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
     if run.lost:
@@ -79,7 +79,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
         is_same = before.objective == recipe.objective
         by_data = shape.learns.pairs != wanted.learns.pairs and is_same  # a fact of the data
         cure = _suggest_new_run(latest, request) if by_data and branch is None else "undo these, or name a new folder"
-        cure = f"{_suggest_share(before, recipe)}{cure}"
+        cure = suggest_share(recipe, before) + cure
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
     counts, (phase, done) = recipe.phase_steps(), (run.state.phase, run.state.phase_step)
     if counts is not None and phase < len(counts) and counts[phase] < done:
@@ -156,12 +156,6 @@ def _name_phases(phases: Iterable[Phase]) -> str:
 
 def _write_message(what: str, changes: Sequence[Change], cure: str) -> str:
     return "\n".join([what, *(f"  {name} was {then}, now {now}" for name, then, now in changes), cure])
-
-
-def _suggest_share(before: Recipe, recipe: Recipe) -> str:
-    """Asks, in a line, whether the option that shortens a recipe is missing, if the run was as short as it makes it."""
-    share = guess_share(recipe, before)
-    return "" if share is None else f"all phases were shorter: is --shorten {share:g} missing?\n"
 
 
 def _find_cure(latest: Saved, request: Request, changes: Sequence[Change]) -> str:
