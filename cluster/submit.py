@@ -222,9 +222,7 @@ def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str],
             yield f"{word}: only for train.py --check; leave it out"
     python = find_python(site)
     if not python:
-        yield from (
-            f"--shards {each}: no such folder" for each in data[1:] if not Path(each.rpartition("=")[2]).exists()
-        )
+        yield from (f"--shards {at}: not there" for at in data[1:] if not Path(at.rpartition("=")[2]).exists())
         return
     ranks = count_ranks(job, site)
     checked = ["--check", f"--ranks={ranks}", *job.words[:2], *data, *words]

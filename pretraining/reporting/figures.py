@@ -102,13 +102,12 @@ def draw_chart(
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
-    phases, held_out = _split_phases(trained), _split_phases(scored)
+    phases, held_out, labelled = _split_phases(trained), _split_phases(scored), -math.inf
     for axes, name in zip(plots, names, strict=True):
         for phase in sorted({*phases, *held_out}):
             _draw_phase(axes, *(_list_points(each.get(phase, []), name) for each in (phases, held_out)))
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
-    labelled = -math.inf
     for phase, records in [*phases.items()] if len(phases) > 1 else []:
         middle = (records[0].step + records[-1].step) / 2
         if middle - labelled > 0.1 * trained[-1].step:  # the width of a label
