@@ -167,7 +167,12 @@ def test_a_task_of_glue_that_is_missing_is_told_by_its_name(folder: Path, submit
     (folder / "data" / "glue" / "MNLI").rmdir()
     (folder / "data" / "glue" / "RTE").rename(folder / "data" / "glue" / "rte")
     said = submit("--tasks", "mnli", "rte", "qqp", "--dry-run", code=2)
-    assert re.findall(r"^# to mend: (\S+): .*glue --task (\w+)", said, re.MULTILINE) == [("data/glue/MNLI", "mnli")]
+    assert re.findall(r"(\S+): not there; .* glue --task (\w+)", said) == [("data/glue/MNLI", "mnli")]
+
+
+def test_a_recipe_that_is_not_checked_is_told_so(folder: Path, submit: Submit) -> None:
+    for variables in ({}, {"CLOZE_IMAGE": "", "CLOZE_PYTHON": "/nope"}):
+        assert "by recipe.toml, not checked here" in submit("--recipe", "recipe.toml", "--dry-run", **variables)
 
 
 def test_a_comment_of_a_dry_run_runs_nothing(folder: Path, submit: Submit) -> None:
@@ -293,7 +298,11 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
 ) -> None:
     words = ["--to", "pretrain", "--script", "pretrain_gpt2_8b"]
     submit(*words, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": ""})
-    odd = ("-N 3-8 --gpus-per-node=a100:4", 12), ("--nodes=2 --ntasks-per-node=2", 4), ("--nodes=1,8", 1)
+    odd = (
+        ("-N 3-8 --gpus-per-node=a100:4", 12),
+        ("--nodes=2 --ntasks-per-node=2", 4),
+        ("--nodes=3,8 --gpus-per-node=1", 3),
+    )
     for own, ranks in odd:
         said = submit(*words, code=2, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": own})
         assert f"the job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS=" in said

@@ -129,9 +129,8 @@ def test_what_is_kept_and_exported_is_counted() -> None:
 
 
 def test_what_is_not_estimated_is_said() -> None:
-    notes = check(
-        "--check --recipe bert_large_lamb --ranks 99 --price-per-gpu-hour 2 --phases.0.batch 99 --phases.1.batch 99"
-    )["notes"]
+    """As for ranks of other machines, whose speed is unknown."""
+    notes = check("--check --recipe bert_large_lamb --ranks 64 --price-per-gpu-hour 2")["notes"]
     for each in ("cost: unknown", "fine-tuning: not measured"):
         assert any(note.startswith(each) for note in notes)
 
