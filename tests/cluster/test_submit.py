@@ -298,12 +298,8 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
 ) -> None:
     words = ["--to", "pretrain", "--script", "pretrain_gpt2_8b"]
     submit(*words, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": ""})
-    odd = (
-        ("-N 3-8 --gpus-per-node=a100:4", 12),
-        ("--nodes=2 --ntasks-per-node=2", 4),
-        ("--nodes=3,8 --gpus-per-node=1", 3),
-    )
-    for own, ranks in odd:
+    two, three = "--nodes=2 --ntasks-per-node=2", "--nodes=3,8 --gpus-per-node=1"
+    for own, ranks in (("-N 3-8 --gpus-per-node=a100:4", 12), (two, 4), (three, 3)):
         said = submit(*words, code=2, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": own})
         assert f"the job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS=" in said
     assert len(calls(folder)) == 2
