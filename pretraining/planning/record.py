@@ -20,7 +20,6 @@ PREPARED = (6.63e6, 14.32e6, "benchmarks/results/preparation-avx512-bf16-2-cores
 TUNED, TUNED_MODEL = (603.9, 1239.7, "2 CPU cores: benchmarks/results/finetuning-*.json"), (4, 256)
 """Lowest and highest number of sentences a second in fine-tuning, `sst2-dynamic` with autocast, and the layers and
 width of that model. No GPU was measured."""
-TUNING = "fine_tuning_hours_per_million_sentences"
 TOLD = 0.03
 """Relative difference of times that the model can resolve: about its mean error."""
 
@@ -30,7 +29,7 @@ def record_plan(plan: Plan, hour_price: float | None = None, notes: Iterable[str
     target, shape = plan.target, plan.target.shape
     estimates = dict(_estimate(plan, hour_price))
     told = [f"{name.replace('_', ' ')}: {each['source']}" for name, each in estimates.items() if "source" in each]
-    told += ["fine-tuning: not measured for this model on such a device"] * (TUNING not in estimates)
+    told += ["fine-tuning: not measured for this model on such a device"] * ("fine_tuning" not in " ".join(estimates))
     told += ["cost: unknown, as the hours are"] * (hour_price is not None and "cost" not in estimates)
     return {
         **{name: getattr(target, name) for name in ("where", "dtype", "zero", "ranks", "all_ranks", "tensor")},
@@ -55,7 +54,7 @@ def record_cluster(recipe: str, plans: Sequence[Plan], sizes: Sequence[Plan], ho
 
 def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Record]]:
     """Estimates what a run takes, as far as it is known: a name with the unit, the range, and the planned value."""
-    target, shape, data, span = plan.target, plan.target.shape, plan.target.manifest, plan.span
+    target, shape, span = plan.target, plan.target.shape, plan.span
     if target.recipe.hours is not None:  # the clock ends it
         if span is not None:
             steps = sum(each.steps or 0.0 for each in plan.phases)
@@ -72,11 +71,13 @@ def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Recor
     yield "checkpoints_kept", {"planned": kept.keep + len(kept.keep_at or ())}
     yield "export_GB", {"planned": 4 * exported / 1e9}
     amounts = [("preparation_core_hours_per_GB_of_text", 1e9, PREPARED)]
-    if data is not None:
-        yield "shards_GB", {"planned": (data.bytes + sum(file.size for file in data.kept)) / 1e9}
-        amounts = [("preparation_core_hours", data.corpus.text_bytes, PREPARED)]
+    if target.corpora is not None:
+        data = [part.manifest for part in target.corpora.parts]
+        stored = sum(each.bytes + sum(file.size for file in each.kept) for each in data)
+        yield "shards_GB", {"planned": stored / 1e9}
+        amounts = [("preparation_core_hours", sum(each.corpus.text_bytes for each in data), PREPARED)]
     if target.room.on_cpu and (shape.layers, shape.hidden) == TUNED_MODEL:
-        amounts.append((TUNING, 1e6, TUNED))
+        amounts.append(("fine_tuning_hours_per_million_sentences", 1e6, TUNED))
     for name, amount, (slow, quick, source) in amounts:
         yield name, {"low": amount / quick / 3600, "high": amount / slow / 3600, "source": source}
 
