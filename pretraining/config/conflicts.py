@@ -58,8 +58,9 @@ def find_faults(
             cure = f"make it with shard.py --lengths {needed}, or take less"
             faults.append(f"phases.{number}.length = {phase.length}: the data has {there}; {cure}")
         try:
+            # what does not divide for one rank does not for more
             readers = max(1, (ranks or 1) // recipe.parallel.tensor)
-            count_micro_batches(phase, readers, number)  # what does not divide for one rank does not for more
+            count_micro_batches(phase, readers, number, uneven=recipe.parallel.same_bits)
         except UserError as error:
             faults.append(str(error))
     average, keep = recipe.checkpoints.average or 0, recipe.checkpoints.keep

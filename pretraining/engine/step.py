@@ -58,14 +58,21 @@ def train_step(
     micro-batches and must return the same on all ranks; GivenUpError is raised where it returns True.
     """
     seed_step(engine, seeds)
-    losses, outputs = [], []
-    for number, batch in enumerate(batches.micro):
+    losses, outputs, deal = [], [], batches.deal
+    turns = len(batches.micro) if deal is None else deal.turns
+    engine.expect(turns if deal is None else deal.count)
+    for turn in range(turns):
         mark()
-        if number and gives_up():
+        if turn and gives_up():
             raise GivenUpError
-        output = engine.forward(batch.to(engine.device))
+        if turn == len(batches.micro):  # in the last turn, which other ranks have a micro-batch for
+            engine.join_gradients(mark)
+            break
+        if deal is not None and engine.same_bits:
+            seed_generator(engine, int(hash_key(seeds.dropout, turn * deal.ranks + deal.rank)[0]) >> 1)
+        output = engine.forward(batches.micro[turn].to(engine.device))
         loss = loss_of(output, batches)
-        engine.backward(loss, last=number == len(batches.micro) - 1, mark=mark)
+        engine.backward(loss, last=turn == turns - 1, mark=mark)
         losses.append(loss.detach())
         outputs.append(_detach(output))
     engine.step(learning_rate)
@@ -77,10 +84,15 @@ def seed_step(engine: Engine, seeds: Seeds) -> None:
     """Seeds dropout, and the generators of a step. Without a GPU, `torch.manual_seed` would record the stack of its
     caller for each kind of generator, at every step."""
     engine.model.dropout_seed = seeds.dropout
+    seed_generator(engine, seeds.generator)
+
+
+def seed_generator(engine: Engine, seed: int) -> None:
+    """Seeds PyTorch's generator of an engine's device."""
     if engine.device.type == "cpu":
-        torch.default_generator.manual_seed(seeds.generator)
+        torch.default_generator.manual_seed(seed)
     else:
-        torch.manual_seed(seeds.generator)
+        torch.manual_seed(seed)
 
 
 def _detach(output: Any) -> Any:

@@ -62,7 +62,10 @@ class TrainingPhase:
     ) -> None:
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
         self.micro_batch = micro_batches.size_for(self.settings)
-        self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch)
+        uneven = request.recipe.parallel.same_bits
+        self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch, uneven)
+        self.count = self.settings.batch // self.micro_batch
+        """the micro-batches of a step, of all ranks"""
         self._request, self._mesh, self._device = request, mesh, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
         self._dataset = self._open(validation=False)
@@ -88,7 +91,7 @@ class TrainingPhase:
         end = self._schedule.steps
         steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
-        return closing(training_batches(self._dataset, self._order, steps, self.accumulation, self._device))
+        return closing(training_batches(self._dataset, self._order, steps, self.count, self._device))
 
     def batch_number(self, step: int) -> int:
         """Number, in the order of the phase, of the batch of a step."""
@@ -176,7 +179,8 @@ class TrainingPhase:
                 yield each
 
         engine.deepspeed.eval()
-        totals = sum_losses(objective, shape, engine.forward, batches(), engine.device, self._mesh.data_group)
+        how = engine.device, self._mesh.data_group, engine.same_bits
+        totals = sum_losses(objective, shape, engine.forward, batches(), *how)
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
         return figures, objective.describe_figures(figures), count_examples(validation, self.scored)

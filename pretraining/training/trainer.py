@@ -45,7 +45,8 @@ class Trainer(Loop):
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
         shape = engine.model.shape
         self.objective = find_objective(shape)
-        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, readers=engine.mesh.data_ranks)
+        readers, same_bits = engine.mesh.data_ranks, engine.same_bits
+        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, None, readers, same_bits)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
