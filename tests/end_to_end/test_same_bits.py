@@ -11,7 +11,11 @@ from torch import Tensor
 
 from pretraining.checkpoint.record import list_finished
 
-SAME = ["--parallel.same-bits", "true", "--evaluation.every", "3", "--compute.threads", "1"]
+SAME = """
+--parallel.same-bits true --compute.threads 1 --evaluation.every 3 --optimizer.clip 0.5
+--phases.0.micro-batch 12 --phases.1.micro-batch 3
+""".split()
+"""Of three ranks, one has no micro-batch in the first phase, and one has two in the second."""
 
 
 def join_state(run: Path) -> dict[str, Tensor]:
@@ -32,14 +36,20 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
     assert measured(run) == measured(wanted)
 
 
-@pytest.fixture(scope="module")
-def one(shared: Place) -> Path:
-    """The run on one rank."""
-    shared.train("one", *SAME, ranks=1)
-    return shared.folder / "one"
+WAYS = {
+    "adamw": [],
+    "lamb": ["--optimizer.name", "lamb"],
+    "muon bf16": ["--optimizer.name", "muon", "--precision.dtype", "bf16"],
+    "lamb bf16": ["--optimizer.name", "lamb", "--precision.dtype", "bf16"],
+    "muon": ["--optimizer.name", "muon"],
+    "adamw bf16": ["--precision.dtype", "bf16"],
+}
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_any_number_of_ranks_has_the_same_bits(shared: Place, one: Path, ranks: int) -> None:
-    shared.train(f"on {ranks}", *SAME, ranks=ranks)
-    assert_same_bits(shared.folder / f"on {ranks}", one)
+def test_any_number_of_ranks_has_the_same_bits(shared: Place, way: str, ranks: int) -> None:
+    if not (one := shared.folder / f"{way} on 1").exists():
+        shared.train(one.name, *SAME, *WAYS[way], ranks=1)
+    shared.train(f"{way} on {ranks}", *SAME, *WAYS[way], ranks=ranks)
+    assert_same_bits(shared.folder / f"{way} on {ranks}", one)

@@ -113,12 +113,12 @@ resume: the optimizer's steps | pretraining/checkpoint/reading.py
     + engine.optimizer_steps = 0.0
     end_to_end/test_stops.py
 a rank's share of a batch | pretraining/data/batches.py
-    - mine = deal_sequences(lengths, ranks, accumulation)[rank]
-    + mine = deal_sequences(lengths, ranks, accumulation)[0]
+    - mine = deal_sequences(lengths, count)[rank::ranks]
+    + mine = deal_sequences(lengths, count)[::ranks]
     pretraining/data/test_batches.py
 the loss by micro-batches | pretraining/data/batches.py
-    - order.batch_size, int(predictions.sum()),
-    + order.batch_size, ranks * accumulation * int(predictions[mine[0]].sum()),
+    - counts = int(predictions.sum()),
+    + counts = count * int(predictions[mine[0]].sum()),
     pretraining/data/test_batches.py
 an epoch as the one before | pretraining/data/order.py
     - hash_key(self.seed, epoch, 1, shard)
