@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.common.errors import UserError
 from data_prep.common.private_folders import cache_home, keep_compiled
 from pretraining.engine.buckets import add_squares, find_clip_factor
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -43,6 +44,8 @@ class Engine:
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
+        if settings.parallel.same_bits and self.dtype == torch.float16:
+            raise UserError('parallel.same_bits = true: not in fp16, which "auto" takes here; take "fp32"')
         shared = model.shares.mesh.tensor_ranks > 1
         self.shares = model.shares if shared else model.take_shares(form_mesh(settings.parallel.tensor))
         self.mesh, self._clip = self.shares.mesh, settings.optimizer.clip

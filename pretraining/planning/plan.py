@@ -98,7 +98,10 @@ class Target:
 
     def sizes(self, phase: Phase) -> list[int]:
         """Lists the possible micro-batches."""
-        return self.heaviest(phase).sizes(phase.batch // self.ranks, self.room.on_cpu)
+        share, heaviest = phase.batch // self.ranks, self.heaviest(phase)
+        if not self.recipe.parallel.same_bits:
+            return heaviest.sizes(share, self.room.on_cpu)
+        return [size for size in heaviest.sizes(phase.batch, self.room.on_cpu) if size <= max(share, 1)]
 
     def fits(self, phase: Phase, micro_batch: int) -> bool:
         """Whether a micro-batch of full sequences probably fits into the memory of a rank."""
@@ -268,7 +271,8 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
     statistics = measure_phase(target.recipe, phase, target.manifest)
     speed, step, efficiency = None, None, 1.0
-    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
+    uneven = target.recipe.parallel.same_bits
+    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch, uneven)
     if target.cluster is not None:
         own, whole = (target.find_work(phase, micro_batch, tensor) for tensor in (target.tensor, 1))
         step = cost.estimate_step(target.cluster, *own, accumulation)

@@ -38,8 +38,17 @@ LESS_MEMORY = "a higher parallel.zero, compute.checkpoint_activations = true, or
 class MicroBatches:
     """The micro-batches of the phases of a run: from the recipe, or found where it has "auto"."""
 
-    def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
-        """`before`: micro-batches that were found before the checkpoint, by phase name."""
+    def __init__(
+        self,
+        request: Request,
+        context: Context,
+        engine: Engine,
+        before: Mapping[str, FoundMicroBatch],
+        keeps: bool = False,
+    ):
+        """`before`: micro-batches that were found before the checkpoint, by phase name; a run that `keeps` them takes
+        no others."""
+        self._keeps = keeps
         self._request, self._context, self._engine = request, context, engine
         self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
@@ -67,7 +76,11 @@ class MicroBatches:
         if before is None or before.conditions != conditions:
             own = self.find_largest(phase)
             fault = None if own else self._describe_shortage(number, phase, 1)
-            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
+            found = min(gather(own, fault))
+            if before is None or not self._keeps:
+                self.found[phase.name] = FoundMicroBatch(found, conditions)
+            elif found != before.sequences and self._context.world.rank == 0:
+                self._context.warn(f"phase {phase.name}: {found} sequences would fit; parallel.same_bits keeps those")
         if self._context.world.rank == 0:
             found = self.found[phase.name].sequences
             self._context.console.print(f"micro-batch of phase {phase.name}: {found} (auto)", markup=False)
@@ -104,6 +117,8 @@ class MicroBatches:
         """Lists all that decides which micro-batch fits: a run keeps its micro-batch while this stays the same."""
         recipe = self._request.recipe.as_dict()
         recipe["compute"].pop("graphs")  # older checkpoints lack it, and it changes little
+        if not recipe["parallel"]["same_bits"]:
+            del recipe["parallel"]["same_bits"]  # older checkpoints lack it
         return {
             "ranks": self._context.world.size,
             "devices": devices,

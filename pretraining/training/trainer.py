@@ -32,6 +32,7 @@ from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import profile_steps
 from pretraining.training.request import Request
+from pretraining.training.same_bits import describe_conditions, find_kept
 from pretraining.training.skips import Skip
 
 
@@ -40,7 +41,8 @@ class Trainer(Loop):
 
     def __init__(self, request: Request, context: Context, engine: Engine, start: StartingPoint):
         recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
-        self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
+        found = {} if latest is None else latest.run.micro_batches
+        self.micro_batches = MicroBatches(request, context, engine, found, find_kept(latest, request) is not None)
         self.micro_batches.find(state.phase)
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
         shape = engine.model.shape
@@ -355,5 +357,6 @@ class Trainer(Loop):
         """Makes the section of a checkpoint's record on the progress of the run."""
         data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
         skips = [list(astuple(skip)) for skip in self.skips]
-        found, begun = self.micro_batches.found, (self.base, leapt, self.branch, skips)
+        same_bits = describe_conditions(self.request, self.context)
+        found, begun = self.micro_batches.found, (self.base, leapt, self.branch, skips, same_bits)
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, *begun)

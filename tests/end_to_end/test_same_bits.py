@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import Place, measured
+from support.training import Place, assert_refused, measured
 from torch import Tensor
 
 from pretraining.checkpoint.record import list_finished
@@ -53,3 +53,17 @@ def test_any_number_of_ranks_has_the_same_bits(shared: Place, way: str, ranks: i
         shared.train(one.name, *SAME, *WAYS[way], ranks=1)
     shared.train(f"{way} on {ranks}", *SAME, *WAYS[way], ranks=ranks)
     assert_same_bits(shared.folder / f"{way} on {ranks}", one)
+
+
+@pytest.mark.parametrize(
+    ("words", "messages"),
+    [
+        (["--parallel.zero", "2"], ["needs parallel.zero = 1; it is 2"]),
+        (["--precision.dtype", "fp16"], ["not with precision.dtype"]),
+        (["--parallel.offload", "optimizer"], ['not with parallel.offload = "optimizer"']),
+        (["--parallel.tensor", "2"], ["not with parallel.tensor = 2; take 1"]),
+        (["--phases.0.micro-batch", "7"], ["phases.0.batch = 24: does not divide by 1 rank x"]),
+    ],
+)
+def test_what_would_give_other_bits_is_refused(shared: Place, words: list[str], messages: list[str]) -> None:
+    assert_refused(shared.command("refused", *SAME, *words), *messages)

@@ -43,6 +43,11 @@ extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bf
                                   {"add_squares_float32", reinterpret_cast<void*>(add_squares)},
                                   {"add_block_squares_float32", reinterpret_cast<void*>(add_block_squares)},
                                   {"take_fixed_float32", reinterpret_cast<void*>(take_fixed)},
+#if defined(__AVX512F__)  // sums of as many lanes round alike
+                                  {"vectors_of_512", reinterpret_cast<void*>(add_squares)},
+#elif defined(__AVX2__)
+                                  {"vectors_of_256", reinterpret_cast<void*>(add_squares)},
+#endif
                                   {"turn_bfloat16", reinterpret_cast<void*>(turn)},
                                   {"answer_float32", reinterpret_cast<void*>(answer<Floats>)},
                                   {"pack_floats_float32", reinterpret_cast<void*>(pack_floats)},
