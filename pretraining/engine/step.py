@@ -60,7 +60,7 @@ def train_step(
     seed_step(engine, seeds)
     losses, outputs, deal = [], [], batches.deal
     turns = len(batches.micro) if deal is None else deal.turns
-    engine.expect(turns if deal is None else deal.count)
+    engine.expect(turns if deal is None else deal.total)
     for turn in range(turns):
         mark()
         if turn and gives_up():

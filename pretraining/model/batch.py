@@ -93,13 +93,13 @@ class Deal(NamedTuple):
 
     rank: int
     ranks: int
-    count: int
+    total: int
     """the micro-batches of all ranks"""
 
     @property
     def turns(self) -> int:
         """The most micro-batches of a rank."""
-        return -(-self.count // self.ranks)
+        return -(-self.total // self.ranks)
 
 
 @dataclass(frozen=True)

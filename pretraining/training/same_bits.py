@@ -54,8 +54,8 @@ def describe_conditions(request: Request, context: Context) -> dict[str, Any] | 
 
 
 def require_same_conditions(latest: Saved | None, request: Request, context: Context) -> None:
-    """Raises SharedError if the bits of the run would not be those of its other starts, or of other ranks. All ranks call
-    it together, when this process computes as it will."""
+    """Raises SharedError if the bits of the run would not be those of its other starts, or of other ranks. All ranks
+    call it together, when this process computes as it will."""
     now = describe_conditions(request, context)
     if now is None:
         return

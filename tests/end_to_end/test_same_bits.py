@@ -1,21 +1,27 @@
 """`parallel.same_bits`: a run has the same bits on any number of ranks, also one that goes on with others."""
 
+import signal
 from collections import defaultdict
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.training import Place, assert_refused, measured
+from support.faults import kill_one_after
+from support.marks import slow
+from support.training import SAVES, Place, assert_ended, assert_refused, assert_well, launch, measured, train
 from torch import Tensor
 
 from pretraining.checkpoint.record import list_finished
+from pretraining.model import cpu_kernels
 
 SAME = """
---parallel.same-bits true --compute.threads 1 --evaluation.every 3 --optimizer.clip 0.5
+--parallel.same-bits true --evaluation.every 3 --optimizer.clip 0.5 --logging.every 2
 --phases.0.micro-batch 12 --phases.1.micro-batch 3
 """.split()
 """Of three ranks, one has no micro-batch in the first phase, and one has two in the second."""
+THREADS = ["--compute.threads", "1"]
 
 
 def join_state(run: Path) -> dict[str, Tensor]:
@@ -38,21 +44,59 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
 
 WAYS = {
     "adamw": [],
-    "lamb": ["--optimizer.name", "lamb"],
-    "muon bf16": ["--optimizer.name", "muon", "--precision.dtype", "bf16"],
     "lamb bf16": ["--optimizer.name", "lamb", "--precision.dtype", "bf16"],
     "muon": ["--optimizer.name", "muon"],
     "adamw bf16": ["--precision.dtype", "bf16"],
+    "lamb": ["--optimizer.name", "lamb"],
+    "muon bf16": ["--optimizer.name", "muon", "--precision.dtype", "bf16"],
+    "rtd": ["--objective.name", "rtd"],
+    "two objectives": ["--phases.0.objective", "ltr", "--phases.1.objective", "rtl"],
+    "plain operations": [],
 }
+CASES = [("adamw", 2), ("adamw", 3), ("lamb bf16", 3), ("muon", 3)]
+CASES += [slow(way, ranks) for way in WAYS for ranks in (2, 3, 4) if (way, ranks) not in CASES]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_any_number_of_ranks_has_the_same_bits(shared: Place, way: str, ranks: int) -> None:
-    if not (one := shared.folder / f"{way} on 1").exists():
-        shared.train(one.name, *SAME, *WAYS[way], ranks=1)
-    shared.train(f"{way} on {ranks}", *SAME, *WAYS[way], ranks=ranks)
-    assert_same_bits(shared.folder / f"{way} on {ranks}", one)
+class Runs:
+    """The runs, each made when it is first asked for."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def make(self, way: str, ranks: int) -> Path:
+        """Returns the run on so many ranks."""
+        name = f"{way} on {ranks}"
+        if not (self._place.folder / name).exists():
+            fault = partial(cpu_kernels.allow, False) if way == "plain operations" else None
+            self._place.train(name, *SAME, *THREADS, *WAYS[way], ranks=ranks, fault=fault)
+        return self._place.folder / name
+
+
+@pytest.fixture(scope="module")
+def runs(shared: Place) -> Runs:
+    return Runs(shared)
+
+
+@pytest.mark.parametrize(("way", "ranks"), CASES)
+def test_any_number_of_ranks_has_the_same_bits(runs: Runs, way: str, ranks: int) -> None:
+    assert_same_bits(runs.make(way, ranks), runs.make(way, 1))
+
+
+def test_a_run_whose_ranks_change_has_the_bits_of_one_whose_do_not(shared: Place, runs: Runs) -> None:
+    """1, 2, 3 and 1 again, with kills between, also between two logged steps. Threads are those of the first start."""
+    command = shared.command("changing", *SAME, *SAVES)
+    for words, ranks, step in [(THREADS, 1, 2), ([], 2, 4), ([], 3, 6)]:
+        victim = partial(kill_one_after, step, ranks - 1, 0.0)
+        assert launch([*command, *words], ranks, fault=victim).wait()[ranks - 1].code == -signal.SIGKILL
+    assert "continues after step" in assert_well(train(command, 1))
+    assert_same_bits(shared.folder / "changing", runs.make("adamw", 1))
+
+
+def test_a_run_begun_without_says_from_where_the_bits_are_the_same(shared: Place) -> None:
+    command = shared.command("late", *SAME)
+    first = [word if word != "true" else "false" for word in command]
+    assert_well(train([*first, "--stop-after", "short"], 1))
+    assert "the same on any number of ranks from step 5 on" in assert_well(train(command, 1))
 
 
 @pytest.mark.parametrize(
@@ -67,3 +111,16 @@ def test_any_number_of_ranks_has_the_same_bits(shared: Place, way: str, ranks: i
 )
 def test_what_would_give_other_bits_is_refused(shared: Place, words: list[str], messages: list[str]) -> None:
     assert_refused(shared.command("refused", *SAME, *words), *messages)
+
+
+def test_what_a_run_has_begun_with_is_kept(shared: Place) -> None:
+    command = shared.command("kept", *SAME, *THREADS)
+    assert_well(train([*command, "--stop-after", "short"], 1))
+    for words, message in [
+        (["--compute.threads", "2"], "threads of a rank was 1, now 2; give --compute.threads 1"),
+        (["--precision.dtype", "bf16"], "precision.dtype was fp32, now bf16; give --precision.dtype fp32"),
+        (["--phases.1.micro-batch", "4"], "phases.1.micro_batch was 3, now 4; give --phases.1.micro_batch 3"),
+    ]:
+        assert_refused([*command, *words], message)
+    march = launch(command, 1, environment={"CXX": "g++ -march=x86-64-v2"})
+    assert_ended(march, 2, "kernels was ")

@@ -110,7 +110,7 @@ class Lamb(FlatOptimizer):
 
     def _move_blocks(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], amounts: Tensor) -> None:
         """Moves the weights of all blocks by their updates, each times the amount of its slot."""
-        each = amounts.split([len(table.slots) for table in tables])
+        each = torch.split(amounts, [len(table.slots) for table in tables])
         for tensor, table, own in zip(tensors, tables, each, strict=True):
             given = own[list(table.places)].contiguous()
             kernels.call("lamb_move", tensor, tensor.grad, table.stretches, given, len(given))
@@ -186,7 +186,7 @@ class Lamb(FlatOptimizer):
         total = add_over_group(squares, tables[0].group)  # exact for blocks: all ranks but one add zeros
         if self.same_bits:
             counts = [count for table in tables for count in table.counts]
-            return torch.stack([each.sum(0) for each in total.split(counts)])
+            return torch.stack([each.sum(0) for each in torch.split(total, counts)])
         begins = itertools.accumulate((len(table.slots) for table in tables), initial=0)
         divided = [begin + slot for begin, table in zip(begins, tables, strict=False) for slot in table.divided]
         if divided:
@@ -207,7 +207,7 @@ def make_slot_table(
     `same_bits`, stretches end with the blocks of the parameter."""
     slots: list[str] = []
     divided: list[int] = []
-    places, rows, counts, stretches = [], [], [], list[tuple[int, int, int]]()
+    places, rows, stretches, counts = [], [], [], list[int]()
     for name, size in flat.sizes.items():
         count, parts = roles[name].parts, [part for part in flat.parts if part.name == name]
         slot = size // count
