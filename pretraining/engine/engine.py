@@ -93,9 +93,8 @@ class Engine:
         self.deepspeed.backward(whole, scale_wrt_gas=False)
 
     def expect(self, gradients: int) -> None:
-        """Takes the number of micro-batches of the next step, over all ranks."""
-        if self.same_bits:
-            self.deepspeed.optimizer.limit.addends = gradients
+        """Takes the number of micro-batches of the next step, over all ranks. For `same_bits` alone."""
+        self.deepspeed.optimizer.limit.addends = gradients
 
     def join_gradients(self, mark: Callable[[], None]) -> None:
         """Adds the gradients of other ranks where this one has no last micro-batch. For `same_bits` alone."""

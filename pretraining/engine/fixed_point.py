@@ -38,7 +38,7 @@ ALIGNED = 32
 """Parameters begin at multiples of this many numbers, 64 bytes in 16 bits: products may round otherwise elsewhere."""
 
 
-class Limit:
+class LargestGradient:
     """The largest gradient of a step that sums of `addends` gradients can take, and whether one was larger."""
 
     def __init__(self, device: torch.device):
@@ -70,7 +70,7 @@ class Limit:
 class FixedBucket(Bucket):
     """A bucket of sums in fixed point; it has no sparse tables, whose rows are added to the sums of all rows."""
 
-    def __init__(self, limit: Limit, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
+    def __init__(self, limit: LargestGradient, sums: Tensor, views: dict[int, Tensor], shares: Sequence[Share]):
         super().__init__(sums, views, shares)
         self._limit = limit
 
@@ -88,7 +88,7 @@ class FixedBucket(Bucket):
         table.index_add_(0, which, self._limit.convert(rows))
 
 
-class Layout(NamedTuple):
+class ParameterPlaces(NamedTuple):
     """The places of parameters in a flat tensor."""
 
     offsets: tuple[int, ...]
@@ -97,7 +97,7 @@ class Layout(NamedTuple):
     """the numbers of the tensor, equally many of each rank"""
 
 
-def lay_out(sizes: Sequence[int], ranks: int) -> Layout:
+def lay_out(sizes: Sequence[int], ranks: int) -> ParameterPlaces:
     """Lays parameters of these sizes one after another, with room between them, so that no share of a rank ends within
     a block of a parameter."""
     share = -(-sum(sizes) // (ranks * BLOCK)) * BLOCK
@@ -111,13 +111,13 @@ def lay_out(sizes: Sequence[int], ranks: int) -> Layout:
             offsets.append(begin)
             end = begin + size
         if end <= ranks * share:
-            return Layout(tuple(offsets), ranks * share)
+            return ParameterPlaces(tuple(offsets), ranks * share)
         share += BLOCK
 
 
-def find_blocks(layout: Layout, sizes: Sequence[int]) -> Tensor:
+def find_blocks(places: ParameterPlaces, sizes: Sequence[int]) -> Tensor:
     """Lists the blocks of all parameters of a flat tensor: the offset and the length of each, (blocks, 2) int64."""
-    each = zip(layout.offsets, sizes, strict=True)
+    each = zip(places.offsets, sizes, strict=True)
     blocks = [(offset + at, min(BLOCK, size - at)) for offset, size in each for at in range(0, size, BLOCK)]
     return torch.tensor(blocks)
 
@@ -150,11 +150,11 @@ class FixedPointZero1(Zero1):
         sizes = [[*map(torch.numel, each)] for each in groups]
         self._layouts = [lay_out(each, ranks) for each in sizes]
         self._padding = sum(layout.total - sum(each) for layout, each in zip(self._layouts, sizes, strict=True))
-        self.limit = Limit(groups[0][0].device)
+        self.limit = LargestGradient(groups[0][0].device)
         self.make_bucket = partial(FixedBucket, self.limit)
         super().__init__(optimizer, engine)
-        self._shares = [torch.zeros_like(weights, requires_grad=False) for weights in self.fp32_groups_flat_partition]
-        """this rank's share of the sums in fp32"""
+        self.asks_ranks = True  # also a rank alone: no graph has the conversion of sums in it
+        self.own_gradients = [torch.zeros_like(weights).detach() for weights in self.fp32_groups_flat_partition]
         self._blocks: list[tuple[int, Tensor]] = []
         """of each flat tensor, the blocks in this rank's share, and the number of the first among all blocks"""
         self._num_blocks = 0
@@ -170,14 +170,6 @@ class FixedPointZero1(Zero1):
 
     def list_offsets(self, group: int) -> Sequence[int]:
         return self._layouts[group].offsets
-
-    @property
-    def asks_ranks(self) -> bool:
-        return True  # also a rank alone: no graph has the conversion in it
-
-    @property
-    def own_gradients(self) -> Sequence[Tensor]:
-        return self._shares
 
     def _setup_for_real_optimizer(self) -> None:
         self.grad_acc_dtype = torch.int64  # of the sums: DeepSpeed makes nothing else of this type
@@ -214,9 +206,9 @@ class FixedPointZero1(Zero1):
     def _add_squares(self) -> Tensor:
         """Converts this rank's sums to fp32; adds up the squares of all. They are infinite after a gradient that was
         too large on any rank."""
-        squares = self._shares[0].new_zeros(self._num_blocks + 1, dtype=torch.float64)
+        squares = self.own_gradients[0].new_zeros(self._num_blocks + 1, dtype=torch.float64)
         sums = self.fp32_groups_gradient_flat_partition
-        for units, gradients, (first, blocks) in zip(sums, self._shares, self._blocks, strict=True):
+        for units, gradients, (first, blocks) in zip(sums, self.own_gradients, self._blocks, strict=True):
             if kernels.usable(gradients):
                 kernels.call("take_fixed", gradients, units, len(units))
             else:

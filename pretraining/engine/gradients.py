@@ -79,6 +79,10 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         )
         self._group = self.real_dp_process_group[0]
         self._ranks = dist.get_world_size(self._group)
+        self.asks_ranks = self._ranks > 1 or self._shared
+        """whether the norm needs numbers of others"""
+        self.own_gradients: Sequence[Tensor] = self.fp32_groups_gradient_flat_partition
+        """this rank's share of the sums over all ranks, in fp32"""
         self._squares: Tensor | None = None
         """the squares of all ranks' gradients, in memory that a graph reads; None where a step adds them up itself"""
         self._exchange.prepare(self.fp32_groups_gradients_flat, self._group, BUCKET_SIZE)
@@ -111,17 +115,6 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
     def list_offsets(self, group: int) -> Sequence[int]:
         """Lists the first number of each parameter in a flat tensor."""
         return [0, *accumulate(parameter.numel() for parameter in self.bf16_groups[group])][:-1]
-
-    @property
-    def asks_ranks(self) -> bool:
-        """Whether this rank needs numbers of others for the norm."""
-        return self._ranks > 1 or self._shared
-
-    @property
-    def own_gradients(self) -> Sequence[Tensor]:
-        """This rank's share of the sums over all ranks, in fp32."""
-        shares: list[Tensor] = self.fp32_groups_gradient_flat_partition
-        return shares
 
     def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
         """Lays weights end to end; DeepSpeed calls it before parameters become views of them."""

@@ -60,7 +60,8 @@ def train_step(
     seed_step(engine, seeds)
     losses, outputs, deal = [], [], batches.deal
     turns = len(batches.micro) if deal is None else deal.turns
-    engine.expect(turns if deal is None else deal.total)
+    if engine.same_bits:
+        engine.expect(turns if deal is None else deal.total)
     for turn in range(turns):
         mark()
         if turn and gives_up():
@@ -69,7 +70,8 @@ def train_step(
             engine.join_gradients(mark)
             break
         if deal is not None and engine.same_bits:
-            seed_generator(engine, int(hash_key(seeds.dropout, turn * deal.ranks + deal.rank)[0]) >> 1)
+            number = turn * deal.ranks + deal.rank
+            seed_step(engine, seeds._replace(generator=int(hash_key(seeds.dropout, number)[0]) >> 1))
         output = engine.forward(batches.micro[turn].to(engine.device))
         loss = loss_of(output, batches)
         engine.backward(loss, last=turn == turns - 1, mark=mark)
@@ -84,15 +86,10 @@ def seed_step(engine: Engine, seeds: Seeds) -> None:
     """Seeds dropout, and the generators of a step. Without a GPU, `torch.manual_seed` would record the stack of its
     caller for each kind of generator, at every step."""
     engine.model.dropout_seed = seeds.dropout
-    seed_generator(engine, seeds.generator)
-
-
-def seed_generator(engine: Engine, seed: int) -> None:
-    """Seeds PyTorch's generator of an engine's device."""
     if engine.device.type == "cpu":
-        torch.default_generator.manual_seed(seed)
+        torch.default_generator.manual_seed(seeds.generator)
     else:
-        torch.manual_seed(seed)
+        torch.manual_seed(seeds.generator)
 
 
 def _detach(output: Any) -> Any:

@@ -49,7 +49,7 @@ WAYS = {
     "adamw bf16": ["--precision.dtype", "bf16"],
     "lamb": ["--optimizer.name", "lamb"],
     "muon bf16": ["--optimizer.name", "muon", "--precision.dtype", "bf16"],
-    "rtd": ["--objective.name", "rtd"],
+    "rtd": ["--objective.name", "rtd", "--model.architecture", "electra"],
     "two objectives": ["--phases.0.objective", "ltr", "--phases.1.objective", "rtl"],
     "plain operations": [],
 }

@@ -153,8 +153,8 @@ warm-up: one step late | pretraining/config/schedule.py
     + (now if self.by_clock else step)
     pretraining/config/test_schedule.py
 gradients: clipping | pretraining/engine/gradients.py
-    - find_clip_factor(norm, self.clip_grad) / self._ranks
-    + find_clip_factor(norm * self._ranks, self.clip_grad) / self._ranks
+    - find_clip_factor(norm, self.clip_grad)
+    + find_clip_factor(norm * self._ranks, self.clip_grad)
     pretraining/engine/test_gradients.py::test_ranks_move_by_the_sum_of_their_gradients
 export: the name of a weight | pretraining/architectures/bert.py
     - for name in ("query", "key", "value")]

@@ -19,7 +19,14 @@ from pretraining.engine import gradients
 from pretraining.engine.buckets import make_buckets
 from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
-from pretraining.engine.fixed_point import ALIGNED, FixedBucket, Limit, add_block_squares, find_blocks, lay_out
+from pretraining.engine.fixed_point import (
+    ALIGNED,
+    FixedBucket,
+    LargestGradient,
+    add_block_squares,
+    find_blocks,
+    lay_out,
+)
 from pretraining.engine.step import Seeds, train_step
 from pretraining.model import cpu_kernels
 from pretraining.model.batch import Deal, PretrainingBatches
@@ -39,11 +46,13 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[bool]:
     cpu_kernels.allow(True)
 
 
-def add_all(values: list[float], dtype: torch.dtype = torch.float32, gathers: bool = False) -> tuple[Tensor, Limit]:
+Sums = tuple[Tensor, LargestGradient]
+
+
+def add_all(values: list[float], dtype: torch.dtype = torch.float32, gathers: bool = False) -> Sums:
     """The sums of a table of 2 x 2 and a bias, whose gradients have one value in each backward pass; the table's come
-    as rows, of which the second has none, and whole, in turns; always whole if the bucket
-    `gathers`."""
-    limit, flat = Limit(CPU), torch.full((40,), 1 << 60)
+    as rows, of which the second has none, and whole, in turns; always whole if the bucket `gathers`."""
+    limit, flat = LargestGradient(CPU), torch.full((40,), 1 << 60)
     limit.addends = len(values)
     (bucket,) = make_buckets(flat, [(2, 2), (1,)], 1, 99, [0, 4 if gathers else ALIGNED], partial(FixedBucket, limit))
     bucket.gathers = gathers
