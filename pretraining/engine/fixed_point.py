@@ -2,11 +2,11 @@
 
 Gradients are added as integers, in units of 2⁻⁵⁰: then any order of addition gives the same number. That is finer than
 fp32 for every gradient above 1e-8. A sum may be up to 8,192; so that none wraps around, each gradient must be within
-8,192 by the number of micro-batches of the step, and a step with another one is left out, as one with a NaN.
+8,191 by the number of micro-batches of the step, and a step with another one is left out, as one with a NaN.
 
-Squares are added in fp64, in pieces that do not depend on the ranks: blocks of a parameter, from its first number. So
-every rank's share of a flat tensor begins and ends where a block does. `lay_out` finds the places of parameters in a
-flat tensor for that. Kernels that move weights then have no remainder of a vector at the end of a share.
+Squares are added in fp64, first those of each block of a parameter, whatever rank has it. So the share of every rank
+begins and ends where a block does: `lay_out` finds the places of parameters in a flat tensor for that. Kernels that
+move weights then have no remainder of a vector at the end of a share either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNITS = 2.0**50
 LARGEST = 8191.0
 """The largest sum: a little less than 2⁶³ units, so that no rounding of a limit reaches them."""
 STACK = 1 << 10
-"""The most pieces whose squares are added up together."""
+"""The most blocks whose squares are added up together."""
 ALIGNED = 32
 """Parameters begin at multiples of this many numbers, 64 bytes in 16 bits: products may round otherwise elsewhere."""
 
@@ -122,18 +122,26 @@ def find_blocks(places: ParameterPlaces, sizes: Sequence[int]) -> Tensor:
     return torch.tensor(blocks)
 
 
+def find_runs(blocks: Tensor) -> list[tuple[int, int]]:
+    """Joins blocks that lie end to end, if all but the last are full; lists where each such run begins and ends."""
+    ends = blocks.sum(1)
+    is_last = torch.ones(len(blocks), dtype=torch.bool)
+    is_last[:-1] = (ends[:-1] != blocks[1:, 0]) | (blocks[:-1, 1] < BLOCK)
+    is_first = torch.cat([is_last[-1:], is_last[:-1]])
+    return [*zip(blocks[is_first, 0].tolist(), ends[is_last].tolist(), strict=True)]
+
+
 def add_block_squares(flat: Tensor, blocks: Tensor) -> Tensor:
     """Adds up the squares of each block of a flat tensor, in fp64: (blocks,)."""
     squares = torch.empty(len(blocks), dtype=torch.float64, device=flat.device)
     if kernels.usable(flat):
         kernels.call("add_block_squares", flat, squares, blocks, len(blocks))
         return squares
+    zeros = flat.new_zeros(BLOCK)
     for begin in range(0, len(blocks), STACK):
-        chosen = blocks[begin : begin + STACK]
-        rows = flat.new_zeros(len(chosen), BLOCK)
-        for row, (offset, length) in zip(rows, chosen.tolist(), strict=True):
-            row[:length] = flat[offset : offset + length]
-        halves = rows.double().square_()
+        runs = find_runs(blocks[begin : begin + STACK])
+        rows = torch.cat([each for at, end in runs for each in (flat[at:end], zeros[: (at - end) % BLOCK])])
+        halves = rows.view(-1, BLOCK).double().square_()
         while halves.shape[1] > 1:  # additions of two numbers each: no shape or device has another order
             one, other = halves.chunk(2, 1)
             halves = one + other

@@ -84,7 +84,12 @@ class Target:
         parallel, options = self.recipe.parallel, self.recipe.deepspeed.get("zero_optimization")
         settings = (self.zero, parallel.offload, options, find_optimizer(self.recipe.optimizer), self.tensor)
         graphs = self.recipe.compute.graphs == "auto" and not self.room.on_cpu
-        return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
+        planned = memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
+        if not parallel.same_bits or self.zero != 1:
+            return planned
+        parameters = memory.count_rank_parameters(self.shape)
+        wider = 4.0 * parameters * (1 + 1 / self.ranks)  # sums have 8 bytes, and a rank's share of them is in fp32 too
+        return planned._replace(gradients=planned.gradients + wider)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
