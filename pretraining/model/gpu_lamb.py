@@ -135,7 +135,7 @@ def step(
     slots = [len(each.begins) - 1 for each in chunks]
     sums = flats[0][0].new_empty(sum(slots), 2, dtype=torch.float64)
     for each, cut, own in zip(flats, chunks, sums.split(slots), strict=True):
-        squares = own.new_zeros(len(cut.places) if cut.total is None else cut.total, 2)
+        squares = own.new_empty(len(cut.places), 2) if cut.total is None else own.new_zeros(cut.total, 2)
         if len(cut.places):
             given = (
                 *each,
