@@ -44,7 +44,7 @@ from pretraining.engine.precision import choose_dtype, name_dtype
 from pretraining.processes.group import choose_device, connect, default_threads, disconnect
 from pretraining.reporting.hardware import synchronize
 
-CONTESTS = ("mini-128-128", "base-128-32")
+CONTESTS = ("mini-128-128", "base-128-16")
 PROCESSES = (1, 2)
 MICRO_BATCHES = 2
 WARM_UP, ROUNDS = 2, 12

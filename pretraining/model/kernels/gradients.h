@@ -43,30 +43,26 @@ void add_squares(const float* numbers, double* sum, int64_t count, int64_t threa
     if (*sum > double(FLT_MAX)) *sum = INFINITY;
 }
 
-// Gradients in units of 2^-50, so that sums of any order are the same. One that is not below `limit` counts as 0, and
-// makes `broken` 1.
+// Gradients in units of 2^-50, so that sums of any order are the same. One beyond `limit` makes `broken` 1.
 template <class T>
 void add_fixed(const T* gradient, int64_t* sum, int64_t* broken, int64_t count, int64_t adds, double limit,
                int64_t threads) {
-    constexpr int64_t block = 1 << 14;
+    constexpr int64_t block = 1 << 11;  // which stays in the cache between its two passes
     const int64_t blocks = (count + block - 1) / block;
-    const float most = float(limit);
-    int64_t wrong = 0;
-#pragma omp parallel for num_threads(limit_threads(blocks, threads)) schedule(static) reduction(| : wrong)
+    uint32_t largest = 0;  // as bits, whose order is that of absolute values; those of NaN are the largest
+#pragma omp parallel for num_threads(limit_threads(blocks >> 3, threads)) schedule(static) reduction(max : largest)
     for (int64_t index = 0; index < blocks; ++index) {
         const int64_t begin = index * block, end = std::min(count, begin + block);
-        const int64_t kept = adds ? -1 : 0;
-        int32_t bad = 0;
-#pragma omp simd reduction(| : bad)
-        for (int64_t i = begin; i < end; ++i) {
-            const float value = load(gradient[i]);
-            const bool fits = std::fabs(value) <= most;
-            bad |= !fits;
-            sum[i] = (sum[i] & kept) + int64_t(std::nearbyintf(fits ? value * 0x1p50f : 0.0f));
-        }
-        wrong |= bad;
+        uint32_t most = 0;
+#pragma omp simd reduction(max : most)
+        for (int64_t i = begin; i < end; ++i) most = std::max(most, float_to_bits(load(gradient[i])) & 0x7FFFFFFF);
+        largest = std::max(largest, most);
+        if (adds)
+            for (int64_t i = begin; i < end; ++i) sum[i] += int64_t(std::nearbyint(double(load(gradient[i])) * 0x1p50));
+        else
+            for (int64_t i = begin; i < end; ++i) sum[i] = int64_t(std::nearbyint(double(load(gradient[i])) * 0x1p50));
     }
-    *broken |= wrong;
+    *broken |= largest > float_to_bits(float(limit));
 }
 
 // out = these sums as float, rounded once.
