@@ -1,6 +1,8 @@
 """`parallel.same_bits`: a run has the same bits on any number of ranks, also one that goes on with others."""
 
 import signal
+import subprocess
+import sys
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
@@ -10,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support.faults import kill_one_after
 from support.marks import slow
-from support.training import SAVES, Place, assert_ended, assert_refused, assert_well, launch, measured, train
+from support.training import COMMAND, SAVES, Place, assert_ended, assert_refused, assert_well, launch, measured, train
 from torch import Tensor
 
 from pretraining.checkpoint.record import list_finished
@@ -40,6 +42,8 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert measured(run) == measured(wanted)
+    exports = [each / "export" / "model.safetensors" for each in (run, wanted)]
+    assert exports[0].read_bytes() == exports[1].read_bytes()
 
 
 WAYS = {
@@ -80,6 +84,19 @@ def runs(shared: Place) -> Runs:
 @pytest.mark.parametrize(("way", "ranks"), CASES)
 def test_any_number_of_ranks_has_the_same_bits(runs: Runs, way: str, ranks: int) -> None:
     assert_same_bits(runs.make(way, ranks), runs.make(way, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("way", ["adamw", "lamb bf16", "muon bf16"])
+def test_any_number_of_gpus_has_the_same_bits(shared: Place, way: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    how = [*SAME, *WAYS[way], "--parallel.device", "cuda", "--compute.deterministic", "true"]
+    for ranks in (1, 2):
+        torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        words = shared.command(f"{way} on {ranks} GPUs", *how)
+        subprocess.run([sys.executable, *torchrun, str(COMMAND), *words], check=True)
+    assert_same_bits(shared.folder / f"{way} on 2 GPUs", shared.folder / f"{way} on 1 GPUs")
 
 
 def test_a_run_whose_ranks_change_has_the_bits_of_one_whose_do_not(shared: Place, runs: Runs) -> None:

@@ -275,7 +275,7 @@ def test_shares_of_blocks_move_by_the_bits_of_the_whole(way: str, monkeypatch: p
     monkeypatch.setattr(steps, "BLOCK", 32)
     total, cut = sum(SIZES.values()), SIZES["small"] + 64  # within the second of three parameters that are joined
     with compute_by(way) as device:
-        found = []
+        found = list[tuple[Tensor, Tensor]]()
         for begin, end in [(0, total), (0, cut), (cut, total)]:
             torch.manual_seed(3)
             squares = found[0][1] if found else None
