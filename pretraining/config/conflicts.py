@@ -227,9 +227,7 @@ def _find_same_bits_faults(settings: Computing, found: Literal["cpu", "cuda"] | 
     on_gpu = (found if parallel.device == "auto" else parallel.device) == "cuda"
     wrong = {
         f"needs parallel.zero = 1; it is {parallel.zero}": parallel.zero != 1,
-        'not with precision.dtype = "fp16", whose scale leaves the range of sums; take "bf16" or "fp32"': (
-            precision.dtype == "fp16"
-        ),
+        'not with precision.dtype = "fp16" and its scale; take "bf16" or "fp32"': precision.dtype == "fp16",
         f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
         f"not with parallel.tensor = {parallel.tensor}; take 1": parallel.tensor != 1,
         "on a GPU it needs compute.deterministic = true": on_gpu and not settings.compute.deterministic,

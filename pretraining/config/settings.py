@@ -103,7 +103,7 @@ class Parallel(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU of the rank where there is one."""
     same_bits: bool = False
-    """Train to the same bits on any number of ranks (ZeRO 1, not in fp16): gradients are added in fixed point."""
+    """Train to the same bits on any number of ranks (ZeRO 1, not fp16)."""
 
 
 class Compute(Section):

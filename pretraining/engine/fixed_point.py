@@ -195,21 +195,10 @@ class FixedPointZero1(Zero1):
             tensor.data = flat_tensor[offset : offset + tensor.numel()].view_as(tensor)
 
     def _link_all_hp_params(self) -> None:
-        for number, (parameters, weights) in enumerate(
-            zip(self.bf16_groups, self.fp32_groups_flat_partition, strict=True)
-        ):
-            link_hp_params(
-                parameters,
-                weights,
-                self.fp32_groups_gradient_dict,
-                offload_gradient_dict=None,
-                use_offload=False,
-                param_group_index=number,
-                partition_start=dist.get_rank(self.dp_process_group) * len(weights),
-                partition_size=len(weights),
-                dp_group=self.dp_process_group,
-                param_offsets=self.list_offsets(number),
-            )
+        rank, link = dist.get_rank(self.dp_process_group), partial(link_hp_params, dp_group=self.dp_process_group)
+        for number, weights in enumerate(self.fp32_groups_flat_partition):
+            given = self.bf16_groups[number], weights, self.fp32_groups_gradient_dict, None, False, number
+            link(*given, rank * len(weights), len(weights), param_offsets=self.list_offsets(number))
 
     def _add_squares(self) -> Tensor:
         """Converts this rank's sums to fp32; adds up the squares of all. They are infinite after a gradient that was

@@ -137,16 +137,8 @@ def step(
     for each, cut, own in zip(flats, chunks, sums.split(slots), strict=True):
         squares = own.new_empty(len(cut.places), 2) if cut.total is None else own.new_zeros(cut.total, 2)
         if len(cut.places):
-            given = (
-                *each,
-                cut.places,
-                squares[cut.first :],
-                factors.steps,
-                factors.scale,
-                *numbers,
-                factors.epsilon,
-                factors.decay,
-            )
+            given = (*each, cut.places, squares[cut.first :], factors.steps, factors.scale)
+            given = (*given, *numbers, factors.epsilon, factors.decay)
             _update[(len(cut.places),)](*given, corrects=factors.corrects, **sizes)
         if adapts and cut.total is not None:
             squares = add_over_ranks(squares)

@@ -32,20 +32,14 @@ from pretraining.processes.group import gather
 from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
 
+Found = Mapping[str, FoundMicroBatch]
 LESS_MEMORY = "a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
 
 
 class MicroBatches:
     """The micro-batches of the phases of a run: from the recipe, or found where it has "auto"."""
 
-    def __init__(
-        self,
-        request: Request,
-        context: Context,
-        engine: Engine,
-        before: Mapping[str, FoundMicroBatch],
-        keeps: bool = False,
-    ):
+    def __init__(self, request: Request, context: Context, engine: Engine, before: Found, keeps: bool = False):
         """`before`: micro-batches that were found before the checkpoint, by phase name; a run that `keeps` them takes
         no others."""
         self._keeps = keeps

@@ -281,10 +281,13 @@ def score_retrieval(
         model = model.float().to(engine.device).eval().requires_grad_(False)
     embedder = Embedder(model, read_vocabulary(data), EmbeddingWay(Pooling(), length), shared=shared)
     engine.deepspeed.eval()
-    own = retrieval.rank(embedder.compute, before=before, place=(mesh.data_rank, mesh.data_ranks))
+    # the vectors of texts depend on those beside them by rounding, so with same_bits each rank computes all
+    place = (0, 1) if engine.same_bits else (mesh.data_rank, mesh.data_ranks)
+    own = retrieval.rank(embedder.compute, before=before, place=place)
     engine.deepspeed.train()
     found, best = retrieval.start_ranking(), np.stack([own.rows, own.scores])
-    for told in exchange(best.tobytes())[:: mesh.tensor_ranks]:  # ranks that share a model have found the same
+    alike = dist.get_world_size() if engine.same_bits else mesh.tensor_ranks  # ranks that have found the same
+    for told in exchange(best.tobytes())[::alike]:
         rows, scores = np.frombuffer(told).reshape(best.shape)
         found.add_ranking(rows.astype(np.int64), scores.astype(np.float32))
     return retrieval.score(found.rows)
