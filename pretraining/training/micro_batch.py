@@ -54,11 +54,13 @@ class MicroBatches:
         return self.found[phase.name].sequences if phase.micro_batch == "auto" else phase.micro_batch
 
     def find(self, first: int) -> None:
-        """Finds the micro-batches of the phases from number `first` on. All ranks call it together, before training."""
-        request = self._request
+        """Finds the micro-batches of the phases from number `first` on, with `parallel.same_bits` also of those that
+        this start does not train. All ranks call it together, before training."""
+        recipe = self._request.recipe
+        end = len(recipe.phases) if recipe.parallel.same_bits else self._request.num_phases
         with self._context.watch.pause():
             devices = sorted(set(gather(self._describe_device())))
-            for number, phase in list(enumerate(request.recipe.phases))[first : request.num_phases]:
+            for number, phase in list(enumerate(recipe.phases))[first:end]:
                 if phase.micro_batch == "auto":
                     self._find(number, phase, self._list_conditions(phase, devices))
                 elif self._context.world.rank == 0 and not self._make_trial(phase)(phase.micro_batch):
@@ -74,7 +76,8 @@ class MicroBatches:
             if before is None or not self._keeps:
                 self.found[phase.name] = FoundMicroBatch(found, conditions)
             elif found != before.sequences and self._context.world.rank == 0:
-                self._context.warn(f"phase {phase.name}: {found} sequences would fit; parallel.same_bits keeps those")
+                kept = f"parallel.same_bits keeps {before.sequences}, of the first start"
+                self._context.warn(f"micro-batch of phase {phase.name}: {found} would fit, but {kept}")
         if self._context.world.rank == 0:
             found = self.found[phase.name].sequences
             self._context.console.print(f"micro-batch of phase {phase.name}: {found} (auto)", markup=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -43,8 +45,10 @@ def describe_conditions(request: Request, context: Context) -> dict[str, Any] | 
     if not request.recipe.parallel.same_bits:
         return None
     device, on_cpu = context.device, context.device.type == "cpu"
-    capability = torch.backends.cpu.get_cpu_capability()
-    kernels = f"{cpu_kernels.describe_arithmetic()}, {cpu_kernels.vector_bits()} bits, {capability}"
+    lines = Path("/proc/cpuinfo").read_text().splitlines()  # libraries choose their ways by vendor and capability
+    maker = next((line.split(":")[1].strip() for line in lines if line.startswith("vendor_id")), platform.machine())
+    ours = f"{cpu_kernels.describe_arithmetic()}, {cpu_kernels.vector_bits()} bits"
+    kernels = f"{ours}, {torch.backends.cpu.get_cpu_capability()}, {maker}"
     return {
         "threads of a rank": torch.get_num_threads() if on_cpu else 0,
         "precision.dtype": name_dtype(choose_dtype(request.recipe.precision.dtype, device)),

@@ -42,16 +42,17 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert measured(run) == measured(wanted)
-    exports = [each / "export" / "model.safetensors" for each in (run, wanted)]
-    assert exports[0].read_bytes() == exports[1].read_bytes()
+    for name in ("export", "averaged"):
+        ours, theirs = ([*each.glob(f"{name}/model.safetensors")] for each in (run, wanted))
+        assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
 
 
 WAYS = {
     "adamw": [],
     "lamb bf16": ["--optimizer.name", "lamb", "--precision.dtype", "bf16"],
     "muon": ["--optimizer.name", "muon"],
-    "adamw bf16": ["--precision.dtype", "bf16"],
-    "lamb": ["--optimizer.name", "lamb"],
+    "adamw bf16": ["--precision.dtype", "bf16", "--checkpoints.average", "2"],
+    "lamb": ["--optimizer.name", "lamb", "--compute.checkpoint-activations", "true"],
     "muon bf16": ["--optimizer.name", "muon", "--precision.dtype", "bf16"],
     "rtd": ["--objective.name", "rtd", "--model.architecture", "electra"],
     "two objectives": ["--phases.0.objective", "ltr", "--phases.1.objective", "rtl"],
@@ -128,6 +129,15 @@ def test_a_run_begun_without_says_from_where_the_bits_are_the_same(shared: Place
 )
 def test_what_would_give_other_bits_is_refused(shared: Place, words: list[str], messages: list[str]) -> None:
     assert_refused(shared.command("refused", *SAME, *words), *messages)
+
+
+def test_a_micro_batch_that_was_found_is_kept_on_other_ranks(shared: Place) -> None:
+    auto = [*SAME, *THREADS, "--phases.0.micro-batch", "auto", "--phases.1.micro-batch", "auto"]
+    shared.train("found", *auto, ranks=1)
+    assert_well(train(shared.command("found on 2", *auto, "--stop-after", "short"), 1))
+    done = train(shared.command("found on 2", *auto), 2)
+    assert "6 would fit, but parallel.same_bits keeps 12, of the first start" in done[0].errors
+    assert_same_bits(shared.folder / "found on 2", shared.folder / "found")
 
 
 def test_what_a_run_has_begun_with_is_kept(shared: Place) -> None:
