@@ -43,8 +43,9 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert measured(run) == measured(wanted)
     for name in ("export", "averaged"):
-        ours, theirs = ([*each.glob(f"{name}/model.safetensors")] for each in (run, wanted))
-        assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
+        files = ([*each.glob(f"{name}/model.safetensors")] for each in (run, wanted))
+        one, other = ([path.read_bytes() for path in found] for found in files)
+        assert one == other
 
 
 WAYS = {
