@@ -156,6 +156,14 @@ gradients: clipping | pretraining/engine/gradients.py
     - find_clip_factor(norm, self.clip_grad)
     + find_clip_factor(norm * self._ranks, self.clip_grad)
     pretraining/engine/test_gradients.py::test_ranks_move_by_the_sum_of_their_gradients
+same bits: the limit of a gradient | pretraining/engine/fixed_point.py
+    - return LARGEST / self.addends
+    + return LARGEST
+    pretraining/engine/test_fixed_point.py
+same bits: where shares end | pretraining/engine/fixed_point.py
+    - begin = border if size <= BLOCK else -(-begin // BLOCK) * BLOCK
+    + pass
+    pretraining/engine/test_fixed_point.py
 export: the name of a weight | pretraining/architectures/bert.py
     - for name in ("query", "key", "value")]
     + for name in ("key", "query", "value")]
