@@ -100,7 +100,12 @@ class Target:
         parallel, options = self.recipe.parallel, self.recipe.deepspeed.get("zero_optimization")
         settings = (self.zero, parallel.offload, options, find_optimizer(self.recipe.optimizer), self.tensor)
         graphs = self.recipe.compute.graphs == "auto" and not self.room.on_cpu
-        return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
+        planned = memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
+        if not parallel.same_bits or self.zero != 1:
+            return planned
+        parameters = memory.count_rank_parameters(self.shape)
+        wider = 4.0 * parameters * (1 + 1 / self.ranks)  # sums have 8 bytes, and a rank's share of them is in fp32 too
+        return planned._replace(gradients=planned.gradients + wider)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
@@ -116,7 +121,10 @@ class Target:
 
     def sizes(self, phase: Phase) -> list[int]:
         """Lists the possible micro-batches."""
-        return self.heaviest(phase).sizes(phase.batch // self.ranks, self.room.on_cpu)
+        share, heaviest = phase.batch // self.ranks, self.heaviest(phase)
+        if not self.recipe.parallel.same_bits:
+            return heaviest.sizes(share, self.room.on_cpu)
+        return [size for size in heaviest.sizes(phase.batch, self.room.on_cpu) if size <= max(share, 1)]
 
     def fits(self, phase: Phase, micro_batch: int) -> bool:
         """Whether a micro-batch of full sequences probably fits into the memory of a rank."""
@@ -304,7 +312,8 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
     statistics = measure_phase(target.recipe, phase, target.corpora)
     speed, step, efficiency = None, None, 1.0
-    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
+    uneven = target.recipe.parallel.same_bits
+    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch, uneven)
     if target.cluster is not None:
         own, whole = (target.find_work(phase, micro_batch, tensor) for tensor in (target.tensor, 1))
         step = cost.estimate_step(target.cluster, *own, accumulation)
