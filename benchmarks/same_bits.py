@@ -34,9 +34,9 @@ from benchmarks.texts import find_shards
 from benchmarks.training_sides import Contest, Training
 from data_prep.common.errors import UserError
 from data_prep.common.launchers import find_world
-from data_prep.shards import Manifest
 from pretraining.config.settings import Parallel, Precision
 from pretraining.data.batches import step_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -68,8 +68,7 @@ def take_part(contest: Contest, shards: Path) -> dict[str, list[float]]:
     world, device = find_world(os.environ), choose_device("auto", find_world(os.environ))
     connect(world, device)
     torch.set_num_threads(default_threads(world))
-    manifest = Manifest.read(shards)
-    dataset = Dataset(shards, manifest, contest.length, rank=world.rank, ranks=world.size)
+    dataset = Dataset(Corpora.one(shards), contest.length, rank=world.rank, ranks=world.size)
     order = BatchOrder(Order(0, dataset.shard_rows), contest.sequences)
     batches = [step_batches(dataset, order, step, world.rank, world.size, MICRO_BATCHES) for step in range(3)]
     precision, sides = Precision(dtype=name_dtype(choose_dtype("auto", device))), {}
