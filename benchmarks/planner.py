@@ -56,9 +56,9 @@ def main(arguments: list[str]) -> int:
     settings, overrides = read_flags_and_rest(Planner, arguments, "planner.py", "measurements")
     console = open_console()
     checked = ("nodes", "gpus_per_node", "price_per_gpu_hour", "gpu", "network")
-    _, (recipe, manifest) = check_all(
+    _, (recipe, corpora) = check_all(
         lambda: machines.check_options(**{name: getattr(settings, name) for name in checked}),
-        lambda: load_recipe_and_data(settings.recipe, overrides, settings.data),
+        lambda: load_recipe_and_data(settings.recipe, overrides, [settings.data] if settings.data else ()),
     )
     phases = tuple(phase.model_copy(update={"micro_batch": "auto"}) for phase in recipe.phases)
     recipe = recipe.model_copy(update={"phases": phases})
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if faults:
         raise UserError("\n".join(faults))
     cluster = (settings.gpu, settings.nodes, settings.gpus_per_node, settings.network)
-    target = machines.make_target(recipe, manifest, *cluster)
+    target = machines.make_target(recipe, corpora, *cluster)
     plans = [machines.find_fastest(each) for each in (target, *machines.list_other_stages(target))]
     sizes = machines.plan_sizes(target) if plans[0].fits else []
     record = record_cluster(settings.recipe.stem, plans, sizes, settings.price_per_gpu_hour)

@@ -36,6 +36,7 @@ from functools import partial
 from typing import Any
 from unittest.mock import patch
 
+from pretraining.data.corpora import Corpora
 from pretraining.processes.environment import prepare_process
 
 prepare_process()
@@ -127,7 +128,7 @@ class RankSteps:
         tensor = recipe.parallel.tensor
         reader, readers = world.rank // tensor, world.size // tensor
         phase = find_phase(recipe)
-        dataset = Dataset(shards, manifest, phase.length, rank=reader, ranks=readers)
+        dataset = Dataset(Corpora.one(shards, manifest), phase.length, rank=reader, ranks=readers)
         order, steps = Order(recipe.seed, dataset.shard_rows), range(WARM_UP + STEPS)
         self.batches: dict[str, list[PretrainingBatches]] = {}
         """This rank's batches of all steps, by the kind of scaling."""

@@ -25,6 +25,7 @@ from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import architectures, find_architecture, find_faults
 from pretraining.config.settings import Model, Precision
 from pretraining.data.batches import step_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -101,7 +102,7 @@ class Contest:
             there = ", ".join(map(str, manifest.lengths()))
             raise UserError(f"{self}: {shards} has no sequences of {self.length}, only of {there}")
         shape = self.make_shape(manifest.vocabulary_size)
-        dataset = Dataset(shards, manifest, self.length, objective=find_objective(shape))
+        dataset = Dataset(Corpora.one(shards, manifest), self.length, objective=find_objective(shape))
         order = BatchOrder(Order(0, dataset.shard_rows), self.sequences)
 
         def read(step: int) -> PretrainingBatch:

@@ -50,6 +50,7 @@ def describe_run(status: RunStatus) -> dict[str, str]:
         "ended with": f"{explain_code(ended['code'])}: {ended['reason']}" if ended and ended["code"] else "",
         "phase": phase if status.phases else "",
         "loss": "   ".join(format_losses(status.last_line, status.last_evaluation)),
+        "by corpus": "   ".join(format_corpora(status.last_evaluation)),
         "speed": "   ".join(format_speed(status.last_line)),
         "written": "   ".join(describe_files(status)),
         "went back": f"{count} × to a checkpoint, the last since {status.rollbacks[-1]}" if count else "",
@@ -64,6 +65,14 @@ def format_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[
         yield f"{line['loss']:.4f}"
     if losses := [evaluation[name] for name in list_loss_curves() if evaluation.get(name) is not None]:
         yield f"validation {sum(losses):.4f} at step {evaluation.get('step', 0):,}"
+
+
+def format_corpora(evaluation: dict[str, Any]) -> Iterator[str]:
+    """Yields the validation loss of each named corpus."""
+    names = dict.fromkeys(name.partition("/")[2] for name in evaluation if "/" in name)
+    for corpus in names:
+        losses = [evaluation.get(f"{name}/{corpus}") for name in list_loss_curves()]
+        yield f"{corpus} {sum(loss for loss in losses if loss is not None):.4f}"
 
 
 def format_speed(line: dict[str, Any]) -> Iterator[str]:

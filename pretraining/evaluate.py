@@ -36,6 +36,7 @@ from data_prep.common.flags import read_flags
 from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console, run_curable
 from pretraining.checkpoint.models import StoredModel
+from pretraining.data.corpora import Corpora
 from pretraining.flags import Evaluate
 from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
@@ -43,8 +44,8 @@ from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Filling, continue_text, fill_masks
 from pretraining.scoring.validation import ShardScores, score_shards
 
-Answers = tuple[ShardScores | None, RetrievalScores | None, list[list[Filling]], str | None]
-"""The scores, the fillings of each [MASK], and the continuation, if they are asked for."""
+Answers = tuple[dict[str, ShardScores], RetrievalScores | None, list[list[Filling]], str | None]
+"""The scores by corpus, the fillings of each [MASK], and the continuation, if they are asked for."""
 
 
 def main(arguments: list[str]) -> int:
@@ -55,11 +56,11 @@ def main(arguments: list[str]) -> int:
 
 def evaluate(wanted: Evaluate) -> None:
     """Does what is asked for, and tells it."""
-    given = (wanted.data, wanted.retrieval, wanted.fill, wanted.continue_)
+    given = (wanted.data or None, wanted.retrieval, wanted.fill, wanted.continue_)
     faults = ["--data, --retrieval, --fill or --continue: none is given"] if given == (None,) * len(given) else []
     numbers = {name: getattr(wanted, name) for name in ("length", "examples")}
     faults += [f"--{name} {value}: at least 1" for name, value in numbers.items() if value is not None and value < 1]
-    faults += [f"--{name} needs --data" for name, value in numbers.items() if value is not None and wanted.data is None]
+    faults += [f"--{name} needs --data" for name, value in numbers.items() if value is not None and not wanted.data]
     if faults:
         raise UserError("\n".join(faults))
     print_answers(wanted, find_answers(wanted))
@@ -69,10 +70,10 @@ def find_answers(wanted: Evaluate) -> Answers:
     """Finds what is asked for."""
     device = choose_device(wanted.device, World())
     retrieval = None if wanted.retrieval is None else Retrieval.read(wanted.retrieval)
-    model, scores, found, continuation = StoredModel.open(wanted.model, sees=wanted.sees), None, None, wanted.continue_
+    model, scores, found, continuation = StoredModel.open(wanted.model, sees=wanted.sees), {}, None, wanted.continue_
     fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, device)
-    if wanted.data is not None:
-        scores = score_shards(model, wanted.data, wanted.split, wanted.length, wanted.examples, device)
+    for corpus in Corpora.read(wanted.data).parts if wanted.data else ():
+        scores[corpus.name] = score_shards(model, corpus, wanted.split, wanted.length, wanted.examples, device)
     if retrieval is not None:
         embedder = Embedder.open(model, device)
         found = retrieval.score(retrieval.rank(embedder.compute, embedder.pooling.by_dot).rows)
@@ -82,10 +83,13 @@ def find_answers(wanted: Evaluate) -> Answers:
 
 
 def _as_json(
-    scores: ShardScores | None, retrieval: RetrievalScores | None, fillings: list[list[Filling]], said: str | None
+    scores: dict[str, ShardScores], retrieval: RetrievalScores | None, fillings: list[list[Filling]], said: str | None
 ) -> dict[str, Any]:
     """What JSON has of the answers."""
-    found = {} if scores is None else {name: value for name, value in asdict(scores).items() if name != "said"}
+    found: dict[str, Any] = {}
+    for name, each in scores.items():
+        own = {key: value for key, value in asdict(each).items() if key != "said"}
+        found |= {"corpora": {**found.get("corpora", {}), name: own}} if name else own
     found |= {} if retrieval is None else {"retrieval": asdict(retrieval)}
     if fillings:
         found["fillings"] = [[filling._asdict() for filling in row] for row in fillings]
@@ -102,12 +106,12 @@ def print_answers(wanted: Evaluate, found: Answers) -> None:
     for number, row in enumerate(fillings, 1):
         lines += [f"[MASK] {number}"] * (len(fillings) > 1)
         lines += [f"{share:8.2%}  {piece}" for piece, share in row]
-    if scores is not None:
-        asked = f"{scores.examples:,} examples of length {scores.length} ({scores.split})"
-        lines += [*scores.notes, f"{asked}, {scores.predictions:,} pieces predicted"]
-        lines += ["  ".join(scores.said)] * bool(scores.said)
-        if scores.bits_per_character is not None:
-            lines.append(f"{scores.bits_per_character:.4f} bits a character ({scores.characters:,} characters)")
+    for name, each in scores.items():
+        asked = f"{name}: " * bool(name) + f"{each.examples:,} examples of length {each.length} ({each.split})"
+        lines += [*each.notes, f"{asked}, {each.predictions:,} pieces predicted"]
+        lines += ["  ".join(each.said)] * bool(each.said)
+        if each.bits_per_character is not None:
+            lines.append(f"{each.bits_per_character:.4f} bits a character ({each.characters:,} characters)")
     if retrieval is not None:
         asked = f"{retrieval.queries:,} queries with a relevant passage, {retrieval.passages:,} passages"
         lines += [asked, retrieval.describe()]

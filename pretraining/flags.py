@@ -28,8 +28,8 @@ class Train:
     removed: ClassVar = {"gpus_per_node": Removed(8, PLANNER), "network": Removed(None, PLANNER)}
     recipe: Path
     """TOML file that says how to train, or the name of one in pretraining/recipes: demo, bert_mini, …"""
-    data: Path | None = None
-    """Folder of shards, made by shard.py; needed to train."""
+    data: tuple[str, ...] = ()
+    """Folder of shards, made by shard.py, or several with names: wiki=data/wiki books=data/books; needed to train."""
     out: Path | None = None
     """Folder of the run: checkpoints, metrics, the exported model; needed to train."""
     init: str | None = None
@@ -91,8 +91,9 @@ class Evaluate:
     }
     model: Annotated[str, tyro.conf.Positional]
     """A run, a checkpoint, a folder of transformers, or a name on the Hugging Face hub."""
-    data: Annotated[Path | None, OF_SCORES] = None
-    """Folder of shards, made by shard.py with the vocabulary of the model."""
+    data: Annotated[tuple[str, ...], OF_SCORES] = ()
+    """Folder of shards, made by shard.py with the vocabulary of the model, or several: wiki=data/wiki
+    books=data/books."""
     split: Annotated[Literal["validation", "train"], OF_SCORES] = "validation"
     """The examples that are held out, or those for training."""
     length: Annotated[int | None, OF_SCORES] = None

@@ -2,6 +2,7 @@
 """Pre-trains an encoder on shards.
 
     python pretraining/train.py --recipe bert_mini --data data/wiki --out runs/mini
+    python pretraining/train.py --recipe … --data wiki=data/wiki books=data/books --out …
     torchrun --nproc-per-node 2 pretraining/train.py --recipe … --data … --out …
     deepspeed --num_gpus 2 pretraining/train.py --recipe … --data … --out …
 
@@ -47,12 +48,12 @@ from data_prep.common.launchers import World, find_world, missing_tasks
 from data_prep.common.locks import LOCK, locked, read_lock
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
-from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import RECIPE, RECORD, list_finished
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.config.shortening import check_share, shorten_recipe
+from pretraining.data.corpora import Corpora, split_word
 from pretraining.devices import find_kind
 from pretraining.flags import Train
 from pretraining.planning.machines import check_fit, check_options, make_target, split_ranks
@@ -103,13 +104,13 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if world.rank > 0:
         return
     ranks = world.size if wanted.ranks is None else wanted.ranks
-    recipe, manifest, notes = read_plan(wanted, overrides, ranks)
-    notes += read_sample(recipe, manifest, wanted.data)[-1]
+    recipe, corpora, notes = read_plan(wanted, overrides, ranks)
+    notes += read_sample(recipe, corpora)[-1]
     if wanted.gpu is not None:
-        plan = build_plan(make_target(recipe, manifest, wanted.gpu, *split_ranks(ranks)))
+        plan = build_plan(make_target(recipe, corpora, wanted.gpu, *split_ranks(ranks)))
     else:
         readers = max(1, ranks // recipe.parallel.tensor)
-        plan = plan_run(recipe, manifest, readers, ranks == world.size)
+        plan = plan_run(recipe, corpora, readers, ranks == world.size)
     record = record_plan(plan, wanted.price_per_gpu_hour, notes)
     if wanted.json:
         print(json.dumps(record, indent=1))
@@ -119,27 +120,28 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
         check_fit(plan.target)
 
 
-def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Manifest | None, tuple[str, ...]]:
-    """Reads the recipe for this number of ranks, the data's manifest, if any, and notes; raises all faults at once."""
-    *_, (recipe, manifest, _, notes) = check_all(
+def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, Corpora | None, tuple[str, ...]]:
+    """Reads the recipe for this number of ranks, the corpora, if any, and notes; raises all faults at once."""
+    *_, (recipe, corpora, _, notes) = check_all(
         lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu, price_per_gpu_hour=wanted.price_per_gpu_hour),
         lambda: parse_time_limit(wanted.time_limit),
         lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
-    return recipe, manifest, notes
+    return recipe, corpora, notes
 
 
 def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
-    faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if value is None]
+    faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if not value]
     of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if getattr(wanted, name)]
     faults += [f"--{name.replace('_', '-')}: only with --check" for name in of_plan]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
-    if out is not None and wanted.data is not None and out.resolve().is_relative_to(wanted.data.resolve()):
-        faults.append(f"--out {out}: lies in --data {wanted.data}, which a run must not change; name another --out")
+    for word in wanted.data:
+        if out is not None and out.resolve().is_relative_to(split_word(word)[1].resolve()):
+            faults.append(f"--out {out}: lies in --data {word}, which a run must not change; name another --out")
     if out is not None and (out / RECORD).exists():
         faults.append(f"--out {out}: is a checkpoint; name its run, or a new folder with --branch {quote(out)}")
     branch = None if wanted.branch is None else Branch.parse(wanted.branch)
@@ -149,7 +151,7 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
         faults.append(f"--branch {branch}: is the run in --out {out} itself; name another --out")
     limit = parse_time_limit(wanted.time_limit)
     try:
-        recipe, manifest, origin, notes = read_all(wanted, overrides, world.size, find_kind())
+        recipe, corpora, origin, notes = read_all(wanted, overrides, world.size, find_kind())
     except SharedError:
         raise  # another rank's
     except UserError as error:
@@ -157,16 +159,16 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     names = [phase.name for phase in recipe.phases]
     if wanted.stop_after not in (None, *names):
         faults.append(f"--stop-after {wanted.stop_after}: no phase of this name; there is {', '.join(names)}")
-    if faults or manifest is None or wanted.data is None or out is None:
+    if faults or corpora is None or out is None:
         raise UserError("\n".join(faults))
-    pairs, retrieval, lines = read_sample(recipe, manifest, wanted.data)
+    pairs, retrieval, lines = read_sample(recipe, corpora)
     how = (wanted.stop_after, limit, wanted.profile, pairs, retrieval, (*notes, *lines))
-    return Request(recipe, wanted.data, manifest, out, origin, *how, branch)
+    return Request(recipe, corpora, out, origin, *how, branch)
 
 
 def read_all(
     wanted: Train, overrides: list[str], ranks: int, device: Literal["cpu", "cuda"] | None = None
-) -> tuple[Recipe, Manifest | None, StoredModel | None, tuple[str, ...]]:
+) -> tuple[Recipe, Corpora | None, StoredModel | None, tuple[str, ...]]:
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other.
 
     Returns them with a note on what --shorten has changed in the recipe."""
@@ -178,16 +180,16 @@ def read_all(
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
     load = partial(load_recipe_and_data, ranks=ranks, device=device, find_shape=finder.shape)
-    _, (recipe, manifest) = check_all(
+    _, (recipe, corpora) = check_all(
         lambda: check_share(wanted.shorten, wanted.recipe, wanted.out and wanted.out / RECIPE),
         lambda: load(wanted.recipe, given, wanted.data),
     )
-    if finder.origin is not None and manifest is not None and wanted.data is not None:
-        check_data(finder.origin, wanted.data, manifest)
+    if finder.origin is not None and corpora is not None:
+        check_data(finder.origin, corpora)
     shortened = recipe if wanted.shorten == 1 else shorten_recipe(recipe, wanted.shorten)
     changes = [f"{name} {then} -> {now}" for name, then, now in compare_recipes(recipe, shortened)]
     notes = (f"all phases shortened to {100 * wanted.shorten:.3g}%: {', '.join(changes)}",) if changes else ()
-    return shortened, manifest, finder.origin, notes
+    return shortened, corpora, finder.origin, notes
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ FOLDERS = {*FLOORS, "docs", "tests", ".ci", ".git"}
 WINGS = {
     "data_prep": "shard verify show fetch pairs / pipeline / readers examples fetching inspection / "
     "near_copies origins / vocabulary / running / work / shards / arrow_files seals / settings / common",
-    "pretraining": "train export evaluate / training / scoring / checkpoint / engine planning / data config "
-    "huggingface / objectives optimizers / architectures / answering / model / mesh / reporting processes / "
+    "pretraining": "train export evaluate / training / scoring / checkpoint / engine planning / config "
+    "huggingface / data / objectives optimizers / architectures / answering / model / mesh / reporting processes / "
     "devices flags",
     "finetuning": "run_glue run_squad run_swag run_ner run_task run_pairs predict evaluate_squad compare fetch / "
     "vectors / session prediction reference / flags / running / tasks model averages / files inputs settings / "

@@ -53,6 +53,19 @@ class RunState:
     """positions with embeddings in the base model, which count as trained"""
     trained_segments: int = 2
     """segments that the weights were trained on, in this run or before: 1 without pairs"""
+    corpora: list[dict[str, dict[str, int]]] = field(default_factory=list)
+    """for each phase from the first on, what it reads of each corpus with a name: its shares `first` and `last`, in
+    millionths, the length `stored` of its examples, and its `sequences`, once the phase is done"""
+
+    def note_corpora(self, read: dict[str, dict[str, int]]) -> None:
+        """Notes what this phase reads of each corpus."""
+        before = self.corpora[: self.phase]
+        self.corpora = [*before, *({} for _ in range(self.phase - len(before))), read]
+
+    def count_read(self, corpus: str, stored: int) -> int:
+        """Counts the sequences of a corpus, of a stored length, that the phases before this one have read."""
+        found = (each[corpus] for each in self.corpora[: self.phase] if corpus in each)
+        return sum(each["sequences"] for each in found if each["stored"] == stored)
 
     def advance(self, examples: int, length: int) -> None:
         """Counts one more step, on a number of examples of this length."""
@@ -107,9 +120,9 @@ class RunRecord:
     def as_json(self) -> dict[str, Any]:
         """Converts the section to JSON."""
         return {
-            "progress": asdict(self.state),
+            "progress": {name: value for name, value in asdict(self.state).items() if value != []},
             "recipe": self.recipe.as_dict(),
-            "data": asdict(self.data),
+            "data": self.data.as_json(),
             "metrics": {} if self.scores is None else self.scores.figures(),
             "logged_losses": self.logged_losses,
             "micro_batches": {name: asdict(found) for name, found in self.micro_batches.items()},

@@ -53,6 +53,7 @@ def find_faults(
     faults += _find_mesh_faults(recipe, ranks)
     for number, phase in enumerate(recipe.phases):
         faults += _find_phase_faults(recipe, number, phase)
+        faults += _find_mix_faults(recipe, number, phase)
         try:
             readers = max(1, (ranks or 1) // recipe.parallel.tensor)
             count_micro_batches(phase, readers, number)  # what does not divide for one rank does not for more
@@ -180,6 +181,20 @@ def _find_phase_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[st
             yield f"{fault}with {at}.decay = {show_value(phase.decay)}; remove it, or take {users}"
     if recipe.schedule_owners()[number] == number:
         yield from _find_schedule_faults(recipe, number, phase)
+
+
+def _find_mix_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:
+    """Checks the shares of corpora, without knowing the corpora."""
+    for name in ("mix", "last_mix"):
+        shares = getattr(phase, name)
+        if shares is not None and abs(sum(shares.values()) - 1) > 1e-6:
+            fault = f"the shares make {sum(shares.values()):g}; they must make 1"
+            yield f"phases.{number}.{name} = {show_value(shares)}: {fault}"
+    if phase.mix is not None and phase.mix_temperature is not None:
+        yield f"phases.{number}.mix_temperature = {phase.mix_temperature:g}: mix is given too; keep one of them"
+    if phase.last_mix is not None and recipe.hours is not None:
+        fault = "the recipe goes by the clock (hours), so that nobody knows where the phase ends; leave it out"
+        yield f"phases.{number}.last_mix = {show_value(phase.last_mix)}: {fault}"
 
 
 def _find_schedule_faults(recipe: Recipe, number: int, phase: Phase) -> Iterator[str]:

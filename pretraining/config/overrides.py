@@ -8,19 +8,17 @@ The settings are in `settings.py`, contradictions between them in `conflicts.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.common.errors import UserError
-from data_prep.common.files import wait_for_storage
 from data_prep.common.reading import Form, read_settings
 from data_prep.common.sections import May, list_settings
 from data_prep.common.toml_text import Key, show_value
-from data_prep.shards import MANIFEST, Manifest
 from pretraining.architectures.declaration import KEY, find_architecture
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Model, Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, configure_objective
 
@@ -35,37 +33,61 @@ FORM = Form(Recipe, RECIPES)
 def load_recipe_and_data(
     path: Path,
     overrides: Sequence[str] = (),
-    data: Path | None = None,
+    data: Sequence[str | Path] = (),
     *,
     ranks: int | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     find_shape: FindShape | None = None,
-) -> tuple[Recipe, Manifest | None]:
-    """Reads recipe and data and checks them against each other; reports all faults at once."""
-    manifest, faults = None, []
-    if data is not None:
+) -> tuple[Recipe, Corpora | None]:
+    """Reads recipe and data, as `--data` names it, and checks them against each other; reports all faults at once."""
+    corpora, faults = None, []
+    if data:
         try:
-            manifest = wait_for_storage(partial(Manifest.read, data), data / MANIFEST, usual=0)
-            manifest.require_examples(data)
+            corpora = Corpora.read(data)
         except UserError as error:
-            faults.append(f"--data {error}")
-    lengths = manifest.lengths() if manifest else None
+            faults.append(str(error))
+    lengths = corpora.lengths() if corpora else None
     try:
         recipe = load_recipe(path, overrides, ranks=ranks, device=device, lengths=lengths, find_shape=find_shape)
     except UserError as error:
         raise UserError("\n".join([str(error), *faults])) from None
-    if manifest:
+    if corpora:
+        manifest = corpora.common
+        faults += find_mixture_faults(recipe, corpora)
         kinds = [configure_objective(settings) for settings in recipe.list_objectives()]
         if recipe.model.segments < 2 and any(kind.learning(manifest.has_pairs).pairs for kind in kinds):
             cure = "take objective.next_sentences = false, or data of shard.py --pairs none"
             faults.append(f"model.segments = 1: the data has pairs, of two segments; {cure}")
         for kind in kinds:
             faults += kind.data_faults(manifest)
-        if data and manifest.settings.tokenizer is not None:  # WordPiece always has a piece for masks
-            faults += find_mask_faults(kinds, data)
+        if manifest.settings.tokenizer is not None:  # WordPiece always has a piece for masks
+            faults += find_mask_faults(kinds, corpora.folder)
     if faults:
         raise UserError("\n".join(faults))
-    return recipe, manifest
+    return recipe, corpora
+
+
+def find_mixture_faults(recipe: Recipe, corpora: Corpora) -> Iterator[str]:
+    """Yields what the mixtures of phases ask of corpora that are not there, or have no examples of their length."""
+    there = {part.name for part in corpora.parts}
+    for number, phase in enumerate(recipe.phases):
+        faults = False
+        for name in ("mix", "last_mix", "mix_temperature"):
+            given = getattr(phase, name)
+            said = f"phases.{number}.{name} = {show_value(given)}"
+            unknown = sorted(given.keys() - there) if isinstance(given, dict) else []
+            if given is not None and not corpora.is_named:
+                faults = True
+                yield f"{said}: the corpora have no names; name them: --data NAME={corpora.folder}"
+            elif unknown:
+                faults = True
+                yield f"{said}: --data names no {', '.join(unknown)}; there is {', '.join(sorted(there))}"
+        if not faults and phase.length <= max(corpora.lengths()):
+            given = {**(phase.mix or {}), **(phase.last_mix or {})}
+            read = {name for name, share in given.items() if share} if phase.mix else there
+            fault = corpora.select(read).find_length_fault(phase.length)
+            if fault is not None:
+                yield f"phases.{number}.length = {phase.length}: {fault}; make them alike with shard.py --lengths"
 
 
 def find_mask_faults(objectives: Sequence[Objective], data: Path) -> Iterator[str]:

@@ -42,6 +42,7 @@ def _check_size(value: Any) -> Any:
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 Offload = Literal["none", "optimizer", "all"]
+Share = Annotated[float, Field(ge=0, le=1)]
 PositiveOrAuto = Annotated[Annotated[int, Field(ge=1, lt=2**31)] | Literal["auto"], BeforeValidator(_check_size)]
 
 WSD_SHARE = 0.1
@@ -59,6 +60,8 @@ class OfSchedule:
 if TYPE_CHECKING:
     from data_prep.shards import Manifest
     from pretraining.architectures.declaration import ModelSettings
+    from pretraining.data.corpora import Corpora
+    from pretraining.data.mixing import Mixture
     from pretraining.objectives.declaration import ObjectiveSettings
     from pretraining.optimizers.declaration import OptimizerSettings
 
@@ -164,8 +167,21 @@ class Phase(Section):
     new_positions: Literal["drawn", "copied"] = "drawn"
     """First embeddings of positions that no earlier phase trained: `drawn` at random, as in the paper, or `copied` from
     trained positions."""
+    mix: Annotated[dict[str, Share] | None, InsteadOf(("mix_temperature",))] = None
+    """Share of the sequences from each corpus of --data: { wiki = 0.7, books = 0.3 } (default: in proportion to
+    their numbers of examples). A corpus that is not named is not read."""
+    last_mix: dict[str, Share] | None = None
+    """Shares at the end of the phase, which `mix` moves to linearly (default: those of mix)."""
+    mix_temperature: Annotated[Share | None, InsteadOf(("mix",))] = None
+    """Shares in proportion to the numbers of examples to this power, instead of `mix`; 0: all corpora alike."""
     decay_from: Annotated[Literal["warmup", "start"], OfSchedule(("linear", "polynomial", "cosine"))] = "warmup"
     """Where decay begins; with `start` (original BERT, NVIDIA), the warm-up replaces the decay's first part."""
+
+    def mixture(self, corpora: Corpora) -> Mixture:
+        """Returns the corpora that the phase reads, with their shares."""
+        from pretraining.data.mixing import Mixture  # loads NumPy and Arrow, which status.py does without
+
+        return Mixture.choose(corpora, self.length, self.mix, self.last_mix, self.mix_temperature)
 
 
 class Evaluation(Section):

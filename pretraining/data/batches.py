@@ -80,22 +80,23 @@ def training_batches(
     return prepare_in_thread(read, AHEAD)
 
 
-def count_examples(dataset: Dataset, limit: int | None = None) -> int:
-    """Counts the examples of the first duplicate, or the first `limit` of them."""
-    count = sum(dataset.shard_rows[0])
+def count_examples(dataset: Dataset, limit: int | None = None, number: int = 0) -> int:
+    """Counts the examples of the first duplicate of a corpus, or the first `limit` of them."""
+    count = sum(dataset.shard_rows[dataset.first_sets[number]])
     return count if limit is None else min(limit, count)
 
 
 def validation_batches(
-    dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None
+    dataset: Dataset, rank: int, ranks: int, sequences: int, limit: int | None = None, number: int = 0
 ) -> Iterator[tuple[PretrainingBatch, bool]]:
-    """Yields one rank's share of the held-out examples (or of the first `limit`), and whether each batch counts.
+    """Yields one rank's share of the held-out examples of a corpus (or of the first `limit`), and whether each batch
+    counts.
 
     Every example counts on exactly one rank. All ranks get the same number of batches, because with ZeRO-3 they
     gather weights together: a rank that runs out gets a batch that does not count. The longest come first, so that the
     ranks' batches take about the same time.
     """
-    examples = dataset.first_examples(count_examples(dataset, limit))
+    examples = dataset.first_examples(count_examples(dataset, limit, number), number)
     lengths, _ = dataset.sizes(examples)
     order = np.argsort(-lengths, kind="stable")
     batches = [order[at : at + sequences] for at in range(0, len(order), sequences)]

@@ -1,4 +1,5 @@
-"""The examples of one length: maps shards into memory, and reads any rows of them as flat arrays.
+"""The examples of one length, of one corpus or several: maps shards into memory, and reads any rows of them as flat
+arrays.
 
 Examples of a length that the shards do not have are cut out of the next longer ones (`rows.py`). Opening reads only the
 manifest. One of the ranks compares a shard with its checksum before its first use; values that could crash a kernel are
@@ -7,6 +8,7 @@ checked in every read.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -21,6 +23,7 @@ from data_prep.common.arrays import Array, ranges
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, wait_for_storage
 from data_prep.shards import MANIFEST, Manifest, ShardSet, example_schema
+from pretraining.data.corpora import Corpora, CorpusFolder
 from pretraining.data.order import Examples
 from pretraining.model.rows import Draw, Rows, Window
 from pretraining.model.shape import OBJECTIVE
@@ -31,7 +34,8 @@ if TYPE_CHECKING:
     from pretraining.model.batch import PretrainingBatch
 
 OPEN_SHARDS = 8
-"""The number of shards that stay mapped: a batch needs one or two, and each takes a file descriptor."""
+"""The number of shards that stay mapped: a batch needs one or two of each corpus, and each takes a file descriptor. For
+each corpus there are two more, up to half of the files that the process may open."""
 CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
 
 
@@ -40,8 +44,7 @@ class Dataset:
 
     def __init__(
         self,
-        folder: Path,
-        manifest: Manifest,
+        corpora: Corpora,
         length: int,
         validation: bool = False,
         rank: int = 0,
@@ -50,29 +53,40 @@ class Dataset:
     ) -> None:
         """`objective` makes batches of examples; None is the default objective."""
         self.objective = objective or objectives()[OBJECTIVE]
-        self.folder, self.length, self.rank, self.ranks = folder, length, rank, ranks
-        self.stored = manifest.length_for(length) or length
+        self.corpora, self.length, self.rank, self.ranks = corpora, length, rank, ranks
+        self.stored = corpora.common.length_for(length) or length
         """The length of the examples in the shards; where it is greater than `length`, they are cut."""
-        sets = find_sets(folder, manifest, self.stored, validation)
-        self.vocabulary_size = manifest.vocabulary_size
+        found = [find_sets(part.folder, part.manifest, self.stored, validation) for part in corpora.parts]
+        self.first_sets = np.cumsum([0, *map(len, found)]).tolist()
+        """The number of each corpus's first set; the sets, a duplicate each, of all corpora follow one another."""
+        sets = [records for of_part in found for records in of_part]
+        self.vocabulary_size = corpora.common.vocabulary_size
         self.shard_rows = tuple(tuple(record.rows for record in records) for records in sets)
         self.records = [record for records in sets for record in records]
-        """The shards of all duplicates; a shard's number in the dataset is its index here."""
-        self._first = np.cumsum([0, *map(len, sets)])  # the number of each duplicate's first shard
-        self._schema = example_schema(self.stored, manifest.vocabulary_size, manifest.num_documents)
-        self._shard = lru_cache(maxsize=OPEN_SHARDS)(self._open_shard)
+        """The shards of all sets; a shard's number in the dataset is its index here."""
+        self._first = np.cumsum([0, *map(len, sets)])  # the number of each set's first shard
+        self._parts = np.repeat(np.arange(len(found)), [sum(map(len, each)) for each in found])  # the corpus of each
+        most = OPEN_SHARDS if validation else OPEN_SHARDS + 2 * (len(found) - 1)
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._shard = lru_cache(maxsize=max(OPEN_SHARDS, min(most, allowed)))(self._open_shard)
         self._checked: set[int] = set()
+
+    def corpus_of(self, shard: int) -> CorpusFolder:
+        """Returns the corpus of a shard."""
+        return self.corpora.parts[int(self._parts[shard])]
 
     def name(self, shard: int, row: int) -> str:
         """Names an example in messages."""
-        return f"{self.folder / self.records[shard].path}: example {row}"
+        return f"{self.corpus_of(shard).folder / self.records[shard].path}: example {row}"
 
-    def first_examples(self, count: int) -> Examples:
-        """Picks the first examples of the first duplicate, in the order of its shards, which are shuffled."""
-        rows = self.shard_rows[0]
+    def first_examples(self, count: int, number: int = 0) -> Examples:
+        """Picks the first examples of the first duplicate of a corpus, in the order of its shards, which are
+        shuffled."""
+        duplicate = self.first_sets[number]
+        rows = self.shard_rows[duplicate]
         shard = np.repeat(np.arange(len(rows)), rows)[:count]
         row = np.concatenate([np.arange(size) for size in rows])[:count]
-        return Examples(np.zeros_like(shard), shard, row)
+        return Examples(np.full_like(shard, duplicate), shard, row)
 
     def sizes(self, examples: Examples, done: float = 0.0, one_way: Array | None = None) -> tuple[Array, Array]:
         """Counts the pieces and the predictions of examples; this reads very little. `done` is that of their `Draw`,
@@ -99,7 +113,7 @@ class Dataset:
     def _special(self) -> Special:
         from data_prep.vocabulary.source import read_vocabulary  # loads numba, which the order does not need
 
-        return read_vocabulary(self.folder).special
+        return read_vocabulary(self.corpora.folder).special
 
     def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
         lengths, predictions, boundaries = self._stored_sizes(examples)
@@ -150,19 +164,21 @@ class Dataset:
 
     def _open_shard(self, number: int) -> _Shard:
         """Opens a shard, as soon as its storage answers."""
-        return wait_for_storage(partial(self._map_shard, number), self.folder / MANIFEST)
+        return wait_for_storage(partial(self._map_shard, number), self.corpus_of(number).folder / MANIFEST)
 
     def _map_shard(self, number: int) -> _Shard:
         """Maps a shard; the first time, one rank compares its content with its record, all ranks its size."""
-        record, path = self.records[number], self.folder / self.records[number].path
+        record, corpus = self.records[number], self.corpus_of(number)
+        path = corpus.folder / record.path
         is_mine = number % self.ranks == self.rank
         if number not in self._checked and (is_mine or not path.is_file() or path.stat().st_size != record.size):
             try:
-                record.check(self.folder)
+                record.check(corpus.folder)
             except DamageError as error:
                 raise DamageError(f"{error}; {CURE}") from error
         self._checked.add(number)
-        return _Shard.map(self.folder, record, self._schema, self.stored)
+        schema = example_schema(self.stored, self.vocabulary_size, corpus.manifest.num_documents)
+        return _Shard.map(corpus.folder, record, schema, self.stored)
 
     def _check_values(self, rows: Rows) -> None:
         """Refuses values that would make the model read beyond its tables."""

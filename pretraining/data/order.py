@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -69,6 +69,7 @@ class Examples(NamedTuple):
     """The places of examples, as arrays of the same length."""
 
     duplicate: Array
+    """the number of the set in its dataset: that of the duplicate, where there is one corpus"""
     shard: Array
     """the number of the shard in its duplicate"""
     row: Array
@@ -132,11 +133,25 @@ class Order:
         return shards, np.cumsum(rows[shards])
 
 
+class ExampleOrder(Protocol):
+    """The order of the examples of a phase."""
+
+    seed: int
+
+    def examples(self, start: int, count: int, /) -> Examples:
+        """Returns the examples with the indices start … start+count-1."""
+
+
 class BatchOrder:
     """The global batches of a phase, one for each step, without those that are left out."""
 
     def __init__(
-        self, order: Order, batch_size: int, left_out: Collection[int] = (), behind: int = 0, total: int | None = None
+        self,
+        order: ExampleOrder,
+        batch_size: int,
+        left_out: Collection[int] = (),
+        behind: int = 0,
+        total: int | None = None,
     ) -> None:
         """`left_out` has numbers of batches, counted as if none were left out; `behind` is the number of steps before
         this phase with its objective, and `total` that of all phases with it, None where it is not known."""

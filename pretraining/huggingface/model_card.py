@@ -17,9 +17,9 @@ from huggingface_hub import ModelCardData, metadata_load
 
 from data_prep.common.errors import quote
 from data_prep.common.toml_text import toml_text
-from data_prep.shards import Manifest
 from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import Kind, TaskHead, count_parameters
+from pretraining.data.corpora import Corpora
 from pretraining.huggingface.config import name_own_type
 from pretraining.huggingface.weights import find_auto_class, is_theirs, list_weights
 from pretraining.model.shape import Shape
@@ -60,21 +60,46 @@ class DataSummary:
     fingerprint: str
     """Identifies the content of the shards: equal for the same text and settings."""
 
+    corpora: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Sources, pieces and fingerprint of each corpus with a name."""
+
     @classmethod
-    def from_manifest(cls, manifest: Manifest) -> DataSummary:
-        """Summarises shards by their manifest."""
-        examples: dict[str, int] = {}
-        for shards in manifest.figures:
-            name = str(shards.length) + (HELD_OUT if shards.validation else "")
-            examples[name] = examples.get(name, 0) + shards.examples
+    def from_corpora(cls, corpora: Corpora) -> DataSummary:
+        """Summarises shards by their manifests; settings that differ between corpora are left out, but for languages."""
+        examples, sources, by_corpus, languages = dict[str, int](), dict[str, int](), {}, dict[str, str]()
+        settings: dict[str, list[Any]] = {name: [] for name in SETTINGS}
+        for part in corpora.parts:
+            own = part.manifest.corpus
+            by_corpus[part.name] = {
+                "sources": own.documents_by_source,
+                "pieces": own.pieces,
+                "fingerprint": part.manifest.fingerprint,
+            }
+            for source, count in own.documents_by_source.items():
+                sources[source] = sources.get(source, 0) + count
+            for shards in part.manifest.figures:
+                name = str(shards.length) + (HELD_OUT if shards.validation else "")
+                examples[name] = examples.get(name, 0) + shards.examples
+            for name, values in settings.items():
+                values.append(getattr(part.manifest.settings, name, None))
+            language = part.manifest.settings.language or {}
+            languages |= {part.name: language} if isinstance(language, str) else language
+        common = {
+            name: first for name, (first, *more) in settings.items() if first != {} and more == [first] * len(more)
+        }
         return cls(
-            sources=manifest.corpus.documents_by_source,
-            pieces=manifest.corpus.pieces,
+            sources=sources,
+            pieces=sum(part.manifest.corpus.pieces for part in corpora.parts),
             examples=examples,
-            settings={name: value for name in SETTINGS if (value := getattr(manifest.settings, name, None)) != {}},
-            vocabulary=manifest.vocabulary.sha256,
-            fingerprint=manifest.fingerprint,
+            settings=common if "language" in common else {**common, "language": languages},
+            vocabulary=corpora.common.vocabulary.sha256,
+            fingerprint=corpora.fingerprint,
+            corpora=by_corpus if corpora.is_named else {},
         )
+
+    def as_json(self) -> dict[str, Any]:
+        """Converts the summary to JSON, without corpora where none has a name."""
+        return {name: value for name, value in asdict(self).items() if name != "corpora" or value}
 
     def length_for(self, length: int) -> int:
         """Finds the length of the stored examples that a phase of this length reads."""
@@ -194,7 +219,7 @@ def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None
         figures=(*objective.figures, MINIMAL_PAIRS, RETRIEVAL),
         base=base,
         made=made,
-        data={**asdict(made.data), "settings": known} if made else {},
+        data={**made.data.as_json(), "settings": known} if made else {},
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from data_prep.shards import Manifest
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import Objective, configure_objective, count_step_flops, find_objective
 
@@ -75,10 +76,10 @@ def most_predictions(objective: Objective, length: int, manifest: Manifest | Non
 class RemainingWork:
     """The remaining operations of a run or, by the clock, its remaining seconds."""
 
-    def __init__(self, recipe: Recipe, manifest: Manifest) -> None:
+    def __init__(self, recipe: Recipe, corpora: Corpora) -> None:
         self._schedules = build_schedules(recipe)
         self._flops = [
-            phase.batch * text.flops for phase, text in zip(recipe.phases, _measure_all(recipe, manifest), strict=True)
+            phase.batch * text.flops for phase, text in zip(recipe.phases, _measure_all(recipe, corpora), strict=True)
         ]
         """operations of a step of every phase"""
 
@@ -102,33 +103,58 @@ MOST_EPOCHS = 100
 """Number of epochs without a warning: more than any published BERT has."""
 
 
-def warn_of_disproportion(recipe: Recipe, manifest: Manifest | None, steps: Sequence[float | None]) -> str | None:
-    """Returns a warning if these steps read the text too often; None if they do not, or if unknown."""
-    texts, counts = _measure_all(recipe, manifest), [count for count in steps if count is not None]
-    if len(counts) < len(texts) or not all(text.examples for text in texts):
+def warn_of_disproportion(recipe: Recipe, corpora: Corpora | None, steps: Sequence[float | None]) -> str | None:
+    """Returns a warning if these steps read the text, or that of a named corpus, too often; None if they do not, or if
+    unknown."""
+    epochs, counts = dict[str, float](), [count for count in steps if count is not None]
+    if corpora is None or len(counts) < len(recipe.phases):
         return None
-    read = (
-        count * phase.batch / text.examples for count, phase, text in zip(counts, recipe.phases, texts, strict=True)
-    )
-    if (epochs := sum(read)) <= MOST_EPOCHS:
+    for count, phase in zip(counts, recipe.phases, strict=True):
+        mixture = phase.mixture(corpora)
+        for name, share, examples in zip(mixture.names, mixture.mean, mixture.examples, strict=True):
+            epochs[name] = epochs.get(name, 0.0) + share * (count * phase.batch / (examples or math.inf))
+    name, most = max(epochs.items(), key=operator.itemgetter(1))
+    if most <= MOST_EPOCHS:
         return None
-    share = f"{100 * USUAL_EPOCHS / epochs:.2g}%"
+    share = f"{100 * USUAL_EPOCHS / most:.2g}%"
+    fewer = f"{share} of the steps, smaller batches (--phases.N.batch)"
     return (
-        f"the text is read {epochs:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
-        f"for so much text: {share} of the steps, smaller batches (--phases.N.batch), or more text"
+        f"the text{f' of {name}' * bool(name)} is read {most:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
+        f"for so much text: {f'{share} of its share in phases.N.mix' if name else fewer}, or more text"
     )
 
 
-def _measure_all(recipe: Recipe, manifest: Manifest | None) -> list[SequenceStatistics]:
+def describe_mixtures(recipe: Recipe, corpora: Corpora, steps: Sequence[float | None]) -> Iterator[str]:
+    """Describes what each phase of so many steps reads of named corpora: shares and, where the steps are known, epochs
+    so far."""
+    epochs = dict[str, float]()
+    for count, phase in zip(steps, recipe.phases, strict=False):
+        mixture = phase.mixture(corpora)
+        sequences = mixture.mean * phase.batch * (count or 1)
+        for name, own in zip(mixture.names, sequences / mixture.examples, strict=True):
+            epochs[name] = epochs.get(name, 0.0) + own
+        known = None if count is None else np.array([epochs[name] for name in mixture.names])
+        yield f"phase {phase.name} reads {mixture.describe(sequences, known)}"
+
+
+def _measure_all(recipe: Recipe, corpora: Corpora | None) -> list[SequenceStatistics]:
     """Measures the average sequences of all phases."""
-    return [measure_phase(recipe, phase, manifest) for phase in recipe.phases]
+    return [measure_phase(recipe, phase, corpora) for phase in recipe.phases]
 
 
-def measure_phase(recipe: Recipe, phase: Phase, manifest: Manifest | None) -> SequenceStatistics:
-    """Measures the average sequence of a phase, with the predictions in the middle of the phase."""
+def measure_phase(recipe: Recipe, phase: Phase, corpora: Corpora | None) -> SequenceStatistics:
+    """Measures the average sequence of a phase, with the predictions in the middle of the phase. Of several corpora,
+    the examples are those of all that the phase reads, and the other figures are means by its shares."""
     own = recipe.in_phase(phase)
     objective, done = configure_objective(own.objective), find_middle(recipe, phase)
-    return measure_sequences(own.shape(manifest), phase.length, manifest, objective, done)
+    if corpora is None:
+        return measure_sequences(own.shape(None), phase.length, None, objective, done)
+    mixture, shape = phase.mixture(corpora), own.shape(corpora.common)
+    parts = [measure_sequences(shape, phase.length, part.manifest, objective, done) for part in mixture.corpora.parts]
+    figures = np.array([(part.pieces, part.predictions, part.flops) for part in parts])
+    pieces, predictions, flops = (mixture.mean @ figures).tolist()
+    examples, duplicates = sum(part.examples for part in parts), max(part.duplicates for part in parts)
+    return SequenceStatistics(examples, duplicates, pieces, predictions, flops, parts[0].stored)
 
 
 def find_middle(recipe: Recipe, phase: Phase) -> float:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.toml_text import read_toml
-from data_prep.shards import Manifest
 from pretraining.config.conflicts import find_faults
 from pretraining.config.settings import Dtype, Phase, Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.mesh.cuts import find_crossing
 from pretraining.planning.cost import OF_DATASHEET, REACH, Cluster, NodeNetwork
 from pretraining.planning.memory import Room
@@ -96,7 +96,7 @@ def make_cluster(gpu: Gpu, dtype: Dtype, nodes: int, per_node: int, network: Nod
 
 
 def make_target(
-    recipe: Recipe, manifest: Manifest | None, gpu_name: str, nodes: int, per_node: int, network_name: str | None = None
+    recipe: Recipe, corpora: Corpora | None, gpu_name: str, nodes: int, per_node: int, network_name: str | None = None
 ) -> Target:
     """Makes the target of a run on nodes with these GPUs."""
     if fault := find_crossing(recipe.parallel.tensor, per_node, recipe.parallel.across_nodes):
@@ -111,7 +111,7 @@ def make_target(
         f"{dtype}; {REACH:.0%} of a GPU's matrix throughput is taken to be reached"
     )
     ranks = nodes * per_node // recipe.parallel.tensor
-    return Target(recipe, manifest, dtype, Room(gpu.memory), ranks, cluster, where, watts=gpu.watts)
+    return Target(recipe, corpora, dtype, Room(gpu.memory), ranks, cluster, where, watts=gpu.watts)
 
 
 def split_ranks(ranks: int) -> tuple[int, int]:

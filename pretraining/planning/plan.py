@@ -15,11 +15,18 @@ from data_prep.common.progress import duration
 from data_prep.shards import Manifest
 from pretraining.config.schedule import PhaseSchedule, build_schedules
 from pretraining.config.settings import Dtype, Phase, Recipe, count_micro_batches
+from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
 from pretraining.planning import cost, memory
-from pretraining.planning.amount import SequenceStatistics, measure_phase, most_predictions, warn_of_disproportion
+from pretraining.planning.amount import (
+    SequenceStatistics,
+    describe_mixtures,
+    measure_phase,
+    most_predictions,
+    warn_of_disproportion,
+)
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
 USEFUL_SHARE, USEFUL_RANGE = 0.5, (0.132, 0.77)
@@ -34,7 +41,7 @@ class Target:
     """A run to plan, and the ranks that train it."""
 
     recipe: Recipe
-    manifest: Manifest | None
+    corpora: Corpora | None
     dtype: Dtype
     room: memory.Room
     ranks: int
@@ -49,6 +56,11 @@ class Target:
     """what slows this machine down"""
     watts: float | None = None
     """power of a rank's GPU; None if unknown"""
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What all corpora have in common; None without data."""
+        return None if self.corpora is None else self.corpora.common
 
     @property
     def tensor(self) -> int:
@@ -94,7 +106,9 @@ class Target:
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
-        most = most_predictions(objective, phase.length, self.manifest)
+        parts = () if self.corpora is None else phase.mixture(self.corpora).corpora.parts
+        manifests: list[Manifest | None] = [part.manifest for part in parts] or [None]
+        most = max(most_predictions(objective, phase.length, each) for each in manifests)
         settings = (self.dtype, phase.length, most, compute.checkpoint_activations, self.tensor)
         return memory.Heaviest(self.shape_in(phase), *settings)
 
@@ -112,7 +126,7 @@ class Target:
 
     def find_work(self, phase: Phase, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
         """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
-        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.manifest)
+        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.corpora)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
         return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
@@ -171,6 +185,8 @@ class Plan:
         target, room, flops = self.target, self.target.room, self.target.flops_per_second
         for phase in {each.objective: each for each in target.recipe.phases}.values():
             yield from configure_objective(target.recipe.in_phase(phase).objective).list_notes(target.shape_in(phase))
+        if target.corpora is not None and target.corpora.is_named:
+            yield from describe_mixtures(target.recipe, target.corpora, [phase.steps for phase in self.phases])
         if target.manifest is None:
             share = " and ".join(f"{share:.0%} of {length}" for length, share in FILLED.items())
             yield f"no --data: a vocabulary of {target.shape.vocabulary:,} and full sequences are assumed"
@@ -199,7 +215,7 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """A warning if the text is read too often."""
-        return warn_of_disproportion(self.target.recipe, self.target.manifest, [phase.steps for phase in self.phases])
+        return warn_of_disproportion(self.target.recipe, self.target.corpora, [phase.steps for phase in self.phases])
 
     @property
     def fits(self) -> bool:
@@ -295,7 +311,7 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     Its hours follow from the model of the cluster, or else from the FLOP/s of one rank and the share that is useful.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
-    statistics = measure_phase(target.recipe, phase, target.manifest)
+    statistics = measure_phase(target.recipe, phase, target.corpora)
     speed, step, efficiency = None, None, 1.0
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
     if target.cluster is not None:

@@ -22,6 +22,7 @@ from data_prep.shards import Manifest
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import count_examples, validation_batches
+from pretraining.data.corpora import Corpora, CorpusFolder
 from pretraining.data.dataset import Dataset
 from pretraining.model.batch import PretrainingBatch
 from pretraining.model.encoder import PretrainingModel
@@ -80,11 +81,10 @@ def sum_losses(
 
 
 def score_shards(
-    model: StoredModel, folder: Path, split: Split, length: int | None, limit: int | None, device: torch.device
+    model: StoredModel, corpus: CorpusFolder, split: Split, length: int | None, limit: int | None, device: torch.device
 ) -> ShardScores:
     """Scores a model, in fp32, on the first `limit` examples of shards, or all, in one process."""
-    manifest = Manifest.read(folder)
-    manifest.require_examples(folder)
+    folder, manifest = corpus.folder, corpus.manifest
     require_vocabulary(manifest, model, folder)
     network = model.build_pretrained()
     trained = model.trained or network.shape.positions
@@ -94,7 +94,7 @@ def score_shards(
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
     network = network.float().to(device).eval()
     objective = find_objective(network.shape)
-    dataset = Dataset(folder, manifest, length, split == "validation", objective=objective)
+    dataset = Dataset(Corpora((corpus,)), length, split == "validation", objective=objective)
     bits = Bits(network, objective, model.vocabulary)
     batches = validation_batches(dataset, 0, 1, max(1, PIECES // length), limit)
     with torch.inference_mode():

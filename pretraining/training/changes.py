@@ -11,11 +11,13 @@ from typing import Any
 
 from data_prep.common.errors import UserError, quote
 from data_prep.common.sections import May, list_settings
+from data_prep.common.toml_text import show_value
 from pretraining.checkpoint.record import EXPORT
 from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
+from pretraining.data.mixing import WHOLE
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import OF_OBJECTIVE
 from pretraining.objectives.declaration import find_objective
@@ -52,7 +54,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     place, source = (f"--out {request.out}", request.out) if branch is None else (f"--branch {branch}", branch.place)
     begun = None if branch is None else run.state.phase + (run.state.phase_step > 0)
     if run.is_trained and branch is None:
-        changes = select_different([_compare_data(run, request)])
+        changes = _compare_data(run, request)
         if changes := [*changes, *list_training_changes(before, recipe)]:
             cure = _find_cure(latest, request, changes)
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
@@ -68,6 +70,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
         ("optimizer.name", before.optimizer.name, recipe.optimizer.name),
         ("the phases", _name_phases(before.phases[:begun]), _name_phases(recipe.phases[:begun])),
         *compare_done_phases(run.state.phase, before, recipe),
+        *compare_mixtures(run, request),
     ]
     if run.state.phase_step and run.state.phase < len(recipe.phases):  # in a phase, the order of data stays
         settings.append(("seed", before.seed, recipe.seed))
@@ -85,6 +88,8 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
         raise UserError(
             f"{place}: {fault}; give as many, or {'name a new folder' if branch is None else 'an earlier @STEP'}"
         )
+    if moved := find_moved_end(run, recipe):
+        raise UserError(f"{place}: {moved}")
     if branch is not None and run.state.phase >= len(recipe.phases):
         raise UserError(f"{place}: has done all phases of this recipe; give it more phases, or the last one more steps")
 
@@ -106,24 +111,68 @@ def require_data(run: RunRecord, request: Request, source: Path, branch: Branch 
     this is a branch of it."""
     if not has_vocabulary(run, request):
         raise UserError(
-            f"--data {request.data}: has another vocabulary than {source} was trained with; make it with "
+            f"--data {request.corpora}: has another vocabulary than {source} was trained with; make it with "
             f"shard.py --vocab {quote(source)}, or name a new folder"
         )
-    _, before, here = _compare_data(run, request)
-    if before != here and branch is None:
+    changes = _compare_data(run, request)
+    if changes and branch is None:
+        others = [f"{name.removeprefix('the ')} {before}, here {here}" for name, before, here in changes]
         raise UserError(
-            f"--data {request.data}: {source} was trained on other data (fingerprint {before}, here "
-            f"{here}); give that folder, or go on with these in a branch: --branch {quote(source)} --out NEW"
+            f"--data {request.corpora}: {source} was trained on other data ({'; '.join(others)}); give "
+            f"that folder, or go on with these in a branch: --branch {quote(source)} --out NEW"
         )
 
 
-def _compare_data(run: RunRecord, request: Request) -> Change:
-    return "the fingerprint of the data", run.data.fingerprint[:12], request.manifest.fingerprint[:12]
+def _compare_data(run: RunRecord, request: Request) -> list[Change]:
+    """Lists the fingerprints that changed, by corpus where corpora have names."""
+    before = {name: each["fingerprint"] for name, each in run.data.corpora.items()} or {"": run.data.fingerprint}
+    here = {part.name: part.manifest.fingerprint for part in request.corpora.parts}
+    names = {name: f"the fingerprint of {name or 'the data'}" for name in {**before, **here}}
+    return select_different(
+        (said, before.get(name, NOT_SET)[:12], here.get(name, NOT_SET)[:12]) for name, said in names.items()
+    )
+
+
+def compare_mixtures(run: RunRecord, request: Request) -> list[Change]:
+    """Compares the mixtures of the phases that are begun, as recipes give them; else the shares of one that goes on,
+    which may follow from sizes."""
+    state, phases = run.state, request.recipe.phases
+    begun = zip(run.recipe.phases, phases[: state.phase + (state.phase_step > 0)], strict=False)
+    changes: list[Change] = []
+    for number, pair in enumerate(begun):
+        for name in ("mix", "last_mix", "mix_temperature"):
+            then, now = (_describe_mix(getattr(each, name)) for each in pair)
+            changes += select_different([(f"phases.{number}.{name} (which is begun)", then, now)])
+    if changes or not state.phase_step or state.phase >= len(phases):
+        return changes
+    read = state.corpora[state.phase] if state.phase < len(state.corpora) else {}
+    mixture, named = phases[state.phase].mixture(request.corpora), request.corpora.is_named
+    shares = [
+        {name: each["first"] / WHOLE for name, each in read.items()},
+        {name: share / WHOLE for name, share in zip(mixture.names, mixture.first, strict=True) if named},
+    ]
+    then, now = (_describe_mix(each) if each else "one folder without a name" for each in shares)
+    return select_different([(f"the shares of phases.{state.phase} (which is begun)", then, now)])
+
+
+def _describe_mix(value: Any) -> str:
+    return NOT_SET if value is None else show_value(dict(sorted(value.items())) if isinstance(value, dict) else value)
+
+
+def find_moved_end(run: RunRecord, recipe: Recipe) -> str | None:
+    """Describes why a phase that is begun, whose shares move over its steps, cannot have other steps; None if it has
+    the same."""
+    number, steps = run.state.phase, (run.recipe.phase_steps(), recipe.phase_steps())
+    if not run.state.phase_step or number >= len(recipe.phases) or run.recipe.phases[number].last_mix is None:
+        return None
+    then, now = (each and each[number] for each in steps)
+    said = f"phases.{number}.last_mix: the shares move over its {then} steps, of which {run.state.phase_step} are done"
+    return None if then == now else f"{said}; with {now} steps, what was read would have had other shares"
 
 
 def has_vocabulary(run: RunRecord, request: Request) -> bool:
     """Whether the data has the vocabulary that the run was trained with."""
-    return run.data.vocabulary == request.manifest.vocabulary.sha256
+    return run.data.vocabulary == request.corpora.common.vocabulary.sha256
 
 
 def list_training_changes(before: Recipe, recipe: Recipe) -> list[Change]:
@@ -182,7 +231,7 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
     if then.ranks == now.ranks and then.threads and now.threads:  # both on CPUs
         listed |= {"threads of a rank": "threads", "kernels": "kernels"}
     ranks: list[Change] = [(name, getattr(then, field), getattr(now, field)) for name, field in listed.items()]
-    changes = select_different([*ranks, _compare_data(run, request)])
+    changes = [*select_different(ranks), *_compare_data(run, request)]
     others = find_other_phases(run.recipe, request.recipe)
     changes += [
         change

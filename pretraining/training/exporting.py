@@ -24,6 +24,7 @@ from pretraining.checkpoint.models import cut_rows
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import AVERAGED, EXPORT, TOKENIZER, find_checkpoint
 from pretraining.checkpoint.state import RunRecord, Saved
+from pretraining.data.mixing import WHOLE
 from pretraining.flags import Export
 from pretraining.huggingface import folders
 from pretraining.huggingface.model_card import Provenance, make_model_card, read_front_matter, warn_of_classifiers
@@ -138,6 +139,10 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
         stored = run.data.length_for(phase["length"])
         phase |= {"cut_out_of": stored} if stored > phase["length"] else {}
         phase |= {"steps_done": state.phase_step} if number == state.phase else {}
+        read = state.corpora[number] if number < len(state.corpora) else {}
+        for name, key in {"shares": "first", "last_shares": "last"}.items():
+            shares = {corpus: each[key] / WHOLE for corpus, each in read.items()}
+            phase |= {name: shares} if shares and shares != phase.get("shares") else {}
     dropout = {name: recipe["model"][name] for name in DROPOUT}
     settings = run.recipe.objective.model_copy(update={"name": shape.learns.objective})
     used = configure_objective(settings).used_settings(shape)

@@ -43,7 +43,7 @@ class MicroBatches:
         self._request, self._context, self._engine = request, context, engine
         self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
-        self._target = Target(request.recipe, request.manifest, dtype, self._room, engine.mesh.data_ranks)
+        self._target = Target(request.recipe, request.corpora, dtype, self._room, engine.mesh.data_ranks)
         self.found = dict(before)
 
     def size_for(self, phase: Phase) -> int:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from data_prep.common.errors import DamageError, SharedError, UserError, quote
-from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.declaration import find_kind
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from pretraining.checkpoint.models import StoredModel, find_model_folder
 from pretraining.checkpoint.record import CheckpointRecord, is_finished, list_finished, read_record
 from pretraining.checkpoint.state import RunState, Saved
+from pretraining.data.corpora import Corpora
 from pretraining.huggingface.weights import count_segments, list_row_names
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
@@ -43,10 +43,10 @@ class StartingPoint:
     """one line on the model that a new run begins with; None if its weights are drawn at random"""
 
 
-def check_data(origin: StoredModel, data: Path, manifest: Manifest) -> None:
+def check_data(origin: StoredModel, corpora: Corpora) -> None:
     """Raises UserError unless the data has the pieces of the model with the same ids."""
-    vocabulary = read_vocabulary(data)
-    if vocabulary.sha256 != manifest.vocabulary.sha256:
+    data, vocabulary = corpora.folder, read_vocabulary(corpora.folder)
+    if vocabulary.sha256 != corpora.common.vocabulary.sha256:
         raise DamageError(f"{data / vocabulary.file}: not what the data was made with; copy it again")
     if fault := find_difference(origin, vocabulary):
         raise UserError(f"--data {data}: {fault}; make the data with shard.py --vocab {quote(origin.name)}")

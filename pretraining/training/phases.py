@@ -18,16 +18,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration
 from data_prep.common.toml_text import show_value
-from data_prep.shards import Manifest
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Recipe, count_micro_batches
 from pretraining.data.batches import count_examples, training_batches, validation_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset, num_held_out
+from pretraining.data.mixing import MOST_TOLD, MixedOrder, divide_whole, make_corpus_order
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.huggingface.pooling import Pooling
@@ -65,22 +67,97 @@ class TrainingPhase:
         self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch)
         self._request, self._mesh, self._device = request, mesh, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
-        self._dataset = self._open(validation=False)
-        examples = Order(int(hash_key(request.recipe.seed, self.number)[0]), self._dataset.shard_rows)
+        self._mixture, length = self.settings.mixture(request.corpora), self.settings.length
+        self._dataset = self._open(self._mixture.corpora, validation=False)
+        self._before = self._measure_before(state)
+        self._mixed = self._mix(state) if request.corpora.is_named else None
+        seed = int(hash_key(request.recipe.seed, self.number)[0])
+        examples = self._mixed or Order(seed, self._dataset.shard_rows)
         left_out = {skip.first + index for skip in skips if skip.phase == self.number for index in range(skip.count)}
         behind, total = request.recipe.objective_steps(self.number) or (0, None)
         self._order = BatchOrder(examples, self.settings.batch, left_out, behind, total)
-        held_out = num_held_out(request.manifest, self.settings.length)
-        self.validation = self._open(validation=True) if held_out else None
-        self.scored = request.recipe.evaluation.examples or None
-        """number of held-out examples that an evaluation scores; None for all"""
+        self._without = [part for part in self._mixture.corpora.parts if not num_held_out(part.manifest, length)]
+        scored = self._mixture.corpora.select({*self._mixture.names} - {part.name for part in self._without})
+        self.validation = self._open(scored, validation=True) if scored.parts else None
+        self.scored = self._divide_scored(scored)
+        """number of held-out examples of each corpus that an evaluation scores; None for all"""
         self.longest = max(self.settings.length, state.trained_length)
         """longest sequences that the weights are trained on at the end"""
 
-    def _open(self, validation: bool) -> Dataset:
-        request, place = self._request, (self._mesh.data_rank, self._mesh.data_ranks)
-        length, objective = self.settings.length, configure_objective(request.recipe.in_phase(self.settings).objective)
-        return Dataset(request.data, request.manifest, length, validation, *place, objective)
+    def _open(self, corpora: Corpora, validation: bool) -> Dataset:
+        place = self._mesh.data_rank, self._mesh.data_ranks
+        objective = configure_objective(self._request.recipe.in_phase(self.settings).objective)
+        return Dataset(corpora, self.settings.length, validation, *place, objective)
+
+    def _mix(self, state: RunState) -> MixedOrder:
+        """Makes the order of a phase with named corpora, each of which goes on where earlier phases ended; notes their
+        shares in the state."""
+        seed, dataset, mixture, steps = self._request.recipe.seed, self._dataset, self._mixture, self._schedule.steps
+        firsts, stored = dataset.first_sets, dataset.stored
+        offsets = [state.count_read(name, stored) for name in mixture.names]
+        orders = [
+            make_corpus_order(seed, name, stored, dataset.shard_rows[first:stop])
+            for name, first, stop in zip(mixture.names, firsts[:-1], firsts[1:], strict=True)
+        ]
+        slots = mixture.make_slots(None if steps is None else steps * self.settings.batch)
+        self._note_read(state, [0] * len(orders))
+        return MixedOrder(int(hash_key(seed, self.number)[0]), slots, orders, firsts[:-1], offsets)
+
+    def _note_read(self, state: RunState, counts: Sequence[int]) -> None:
+        """Notes shares and sequences of each corpus in the state."""
+        columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, counts, strict=True)
+        keys, stored = ("first", "last", "sequences", "stored"), self._dataset.stored
+        state.note_corpora({name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns})
+
+    def _divide_scored(self, scored: Corpora) -> list[int | None]:
+        """Divides the held-out examples of an evaluation among these corpora by their shares."""
+        examples, kept = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
+        shares = [share for name, share in zip(self._mixture.names, self._mixture.mean, strict=True) if name in kept]
+        return [*map(int, divide_whole(shares, examples))] if examples and shares else [None] * len(shares)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on the mixture, and on what is not validated."""
+        length, parts = self.settings.length, self._mixture.corpora.parts
+        lines = [self._mixture.describe(self._mixture.mean)] * (self._mixed is not None)
+        if not self._without:
+            return lines
+        of = f" of {', '.join(part.name for part in self._without)}" * (self._mixed is not None)
+        left = "no validation" if len(self._without) == len(parts) else "not validated"
+        return [*lines, f"no examples of length {length}{of} are held out: {left}"]
+
+    def _count_read(self, state: RunState) -> Array:
+        """Counts the sequences of each corpus that the phase has read; without named corpora, none."""
+        read = self.batch_number(state.phase_step) * self.settings.batch
+        return np.empty(0) if self._mixed is None else self._mixed.count(read)
+
+    def _measure_before(self, state: RunState) -> tuple[Array, Array]:
+        """Computes epochs and pieces of each corpus in the phases before, by the mean pieces of an example."""
+        epochs, pieces = np.zeros((2, len(self._mixture.names)))
+        for phase, read in zip(self._request.recipe.phases[: state.phase], state.corpora, strict=False):
+            for number, part in enumerate(self._mixture.corpora.parts):
+                if part.name in read:
+                    count = read[part.name]["sequences"]
+                    epochs[number] += count / part.count_examples(phase.length)
+                    pieces[number] += count * part.measure_pieces(phase.length)
+        return epochs, pieces
+
+    def measure_reading(self, state: RunState) -> dict[str, float]:
+        """Computes figures of what was read of each named corpus so far."""
+        if self._mixed is None:
+            return {}
+        (epochs, pieces), read, mixture = self._before, self._count_read(state), self._mixture
+        known = {"epochs": epochs + read / mixture.examples, "pieces": pieces + read * mixture.pieces}
+        names = [*enumerate(mixture.names)]
+        return {f"{kind}/{name}": float(values[number]) for kind, values in known.items() for number, name in names}
+
+    def finish(self, state: RunState) -> str | None:
+        """Notes what a phase at its end has read of each named corpus, and describes it; None without names."""
+        if self._mixed is None:
+            return None
+        read, mixture = self._count_read(state), self._mixture
+        self._note_read(state, read.tolist())
+        return f"phase {self.settings.name} read {mixture.describe(read, self._before[0] + read / mixture.examples)}"
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
         """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting
@@ -152,11 +229,11 @@ class TrainingPhase:
         if validates and self.validation is not None:
             learns, lines, examples = self._validate(engine, self.validation, before)
         if ends and self._request.pairs:
-            tally = score_pairs(engine, self._request.pairs, self._request.data, before)
+            tally = score_pairs(engine, self._request.pairs, self._request.corpora.folder, before)
             learns[MINIMAL_PAIRS.name] = tally.accuracy
             lines.append(f"pairs {tally.accuracy:.1%} of {tally.pairs:,}")
         if ends and self._request.retrieval is not None:
-            found = score_retrieval(engine, self._request.retrieval, self._request.data, self.longest, before)
+            found = score_retrieval(engine, self._request.retrieval, self._request.corpora.folder, self.longest, before)
             learns |= {f"retrieval_{name}": score for name, score in found.scores.items()}
             lines.append(found.describe())
         if not lines:
@@ -166,20 +243,31 @@ class TrainingPhase:
     def _validate(
         self, engine: Engine, validation: Dataset, before: Callable[[], None]
     ) -> tuple[dict[str, float], list[str], int]:
-        """Returns the figures of the objective on held-out examples, their lines for the console, and their number."""
+        """Returns the figures of the objective on held-out examples, also by named corpora, their lines for the
+        console, and the number of examples."""
         objective, shape = find_objective(engine.model.shape), engine.model.shape
-        place = self._mesh.data_rank, self._mesh.data_ranks
+        place, totals, examples = (self._mesh.data_rank, self._mesh.data_ranks), dict[str, float](), 0
+        by_corpus, told = dict[str, float](), list[str]()
 
-        def batches() -> Iterator[tuple[PretrainingBatch, bool]]:
-            for each in validation_batches(validation, *place, self.micro_batch, self.scored):
+        def batches(*chosen: Any) -> Iterator[tuple[PretrainingBatch, bool]]:
+            for each in validation_batches(validation, *place, self.micro_batch, *chosen):
                 before()
                 yield each
 
         engine.deepspeed.eval()
-        totals = sum_losses(objective, shape, engine.forward, batches(), engine.device, self._mesh.data_group)
+        for number, (part, limit) in enumerate(zip(validation.corpora.parts, self.scored, strict=True)):
+            read, where = batches(limit, number), (engine.device, self._mesh.data_group)
+            found = sum_losses(objective, shape, engine.forward, read, *where)
+            totals = {name: value + totals.get(name, 0.0) for name, value in found.items()}
+            examples += count_examples(validation, limit, number)
+            if part.name and found["predictions"]:
+                figures = objective.score(objective.measure(found))
+                by_corpus |= {f"{name}/{part.name}": value for name, value in figures.items()}
+                told.append(f"{part.name} {objective.total(figures):.4f}")
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
-        return figures, objective.describe_figures(figures), count_examples(validation, self.scored)
+        told = [f"by corpus: {', '.join(told[:MOST_TOLD])}"] * bool(told)
+        return {**figures, **by_corpus}, [*objective.describe_figures(figures), *told], examples
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:
@@ -218,9 +306,7 @@ ASKED = 20
 """Number of pairs asked of each paradigm."""
 
 
-def read_sample(
-    recipe: Recipe, manifest: Manifest | None, data: Path | None
-) -> tuple[tuple[Pair, ...], Retrieval | None, tuple[str, ...]]:
+def read_sample(recipe: Recipe, corpora: Corpora | None) -> tuple[tuple[Pair, ...], Retrieval | None, tuple[str, ...]]:
     """Reads what a recipe has scored at the ends of phases: a sample of each paradigm of its pairs, and its folder for
     retrieval; nothing if it names none.
 
@@ -231,9 +317,9 @@ def read_sample(
     pairs = () if name is None else tuple(take_pairs(read_pairs(Path(name)), ASKED))
     retrieval = None if folder is None else Retrieval.read(Path(folder))
     notes: list[str] = []
-    if pairs and manifest is not None and data is not None:
-        cut = SentenceCutter(read_vocabulary(data)).cut_texts(list_sentences(pairs))
-        asked = Asked.from_pairs(pairs, cut, recipe.shape(manifest).positions)
+    if pairs and corpora is not None:
+        cut = SentenceCutter(read_vocabulary(corpora.folder)).cut_texts(list_sentences(pairs))
+        asked = Asked.from_pairs(pairs, cut, recipe.shape(corpora.common).positions)
         asked.require_telling(f"evaluation.pairs = {show_value(name)}")
         notes += [f"pairs that are asked at the ends of phases: {len(pairs):,}, of {name}", *asked.list_doubts()]
     if retrieval is not None:

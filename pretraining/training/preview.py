@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from data_prep.shards import Manifest
 from pretraining.config.settings import Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.devices import find_kind
 from pretraining.engine.precision import DTYPES, choose_dtype, explain_slowness, name_dtype
 from pretraining.planning.plan import Plan, Target, build_plan
@@ -13,7 +13,7 @@ from pretraining.reporting.hardware import measure_flops
 from pretraining.training.micro_batch import measure_room
 
 
-def plan_run(recipe: Recipe, manifest: Manifest | None, ranks: int, here: bool = True) -> Plan:
+def plan_run(recipe: Recipe, corpora: Corpora | None, ranks: int, here: bool = True) -> Plan:
     """Plans a run whose GPUs nobody has named. With `here` it will run on this machine, whose measured speed counts."""
     device = torch.device("cpu" if recipe.parallel.device == "cpu" else find_kind())
     elsewhere = device.type == "cpu" and not here
@@ -27,4 +27,4 @@ def plan_run(recipe: Recipe, manifest: Manifest | None, ranks: int, here: bool =
         if measured is None:
             measured = measure_flops(device, DTYPES[dtype])
     room = measure_room(device, ranks * recipe.parallel.tensor)
-    return build_plan(Target(recipe, manifest, dtype, room, ranks, flops_per_second=measured, note=slowness))
+    return build_plan(Target(recipe, corpora, dtype, room, ranks, flops_per_second=measured, note=slowness))

@@ -6,10 +6,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from data_prep.shards import Manifest
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.record import FOLDER, find_checkpoint, parse_step
 from pretraining.config.settings import Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.scoring.pairs import Pair
 from pretraining.scoring.retrieval import Retrieval
@@ -56,11 +56,10 @@ class Branch:
 
 @dataclass(frozen=True)
 class Request:
-    """A command to train a recipe on a folder of shards, with the results in a folder of its own."""
+    """A command to train a recipe on shards, with the results in a folder of its own."""
 
     recipe: Recipe
-    data: Path
-    manifest: Manifest
+    corpora: Corpora
     out: Path
     """folder of the run"""
     origin: StoredModel | None = None
@@ -89,7 +88,7 @@ class Request:
         """Computes the sizes of the model in a phase, or after all: from the recipe, the vocabulary, and the heads that
         the data can train."""
         settings = self.recipe.phases[min(phase, len(self.recipe.phases) - 1)]
-        return self.recipe.in_phase(settings).shape(self.manifest)
+        return self.recipe.in_phase(settings).shape(self.corpora.common)
 
     @property
     def num_phases(self) -> int:

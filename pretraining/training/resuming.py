@@ -67,7 +67,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     if source is not None:
         shape = replace(shape, initializer_range=source.shape.initializer_range)
     model = build_share(shape, request.recipe, mesh).initialize(request.recipe.seed)
-    state = RunState(trained_segments=min(2 if request.manifest.has_pairs else 1, shape.segments))
+    state = RunState(trained_segments=min(2 if request.corpora.common.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:
         restore_model(latest.folder, model, list_fresh(model, latest.record.shape))
@@ -75,7 +75,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
         check_finite(str(latest.folder), model.state_dict())
         state = latest.run.state
     elif request.origin is not None:
-        begins = begin_with(model, state, request.origin, read_vocabulary(request.data))
+        begins = begin_with(model, state, request.origin, read_vocabulary(request.corpora.folder))
     skips = [Skip(*skip) for skip in group.gather([astuple(skip) for skip in read_skips(request.out)])[0]]
     return StartingPoint(model, state, latest, skips, begins)
 

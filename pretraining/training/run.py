@@ -99,7 +99,7 @@ def run_training(
 
 def require_one_request(request: Request) -> None:
     """Raises an error on all ranks unless all were started with the same command and data."""
-    group.agree({"recipe": request.recipe.as_dict(), "data": request.manifest.fingerprint}, "recipe and data")
+    group.agree({"recipe": request.recipe.as_dict(), "data": request.corpora.fingerprint}, "recipe and data")
     group.agree(request.stop_after, "--stop-after")
     group.agree(request.branch and request.branch.text, "--branch")
     group.agree(request.origin.identity if request.origin else None, f"the model {request.recipe.base_model}")
@@ -189,10 +189,10 @@ def write_run_folder(request: Request) -> None:
     """Writes the recipe as it was understood, and the vocabulary, into the folder of a run."""
     with replacing(request.out / RECIPE) as file:
         file.write(request.recipe.as_toml().encode())
-    for record in request.manifest.tables:
+    for record in request.corpora.common.tables:
         if Path(record.path).suffix in (".txt", ".json"):
             with replacing(request.out / TOKENIZER / record.path) as file:
-                file.write((request.data / record.path).read_bytes())
+                file.write((request.corpora.folder / record.path).read_bytes())
 
 
 def describe_run(request: Request, context: Context, engine: Engine, latest: Saved | None) -> None:
@@ -208,12 +208,12 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
     where = f"{world.size} rank{'s' * (world.size > 1)} on {context.device.type}"
     where += f", {engine.mesh.tensor_ranks} to a model" if engine.mesh.tensor_ranks > 1 else ""
     each = f"{threads} thread{'s' * (threads > 1)} each ({world.launcher})"
-    say(f"{where}, {each}; data {request.data}, run {request.out}")
+    say(f"{where}, {each}; data {request.corpora}, run {request.out}")
     settings = recipe.objective.model_copy(update={"name": shape.learns.objective})
     for note in objectives.configure_objective(settings).list_notes(shape):
         say(note)
     steps = [schedule.steps for schedule in build_schedules(recipe)]
-    if latest is None and (warning := warn_of_disproportion(recipe, request.manifest, steps)):
+    if latest is None and (warning := warn_of_disproportion(recipe, request.corpora, steps)):
         context.warn(warning)
     states = torch.empty(1, shape.hidden, dtype=engine.dtype, device=context.device)
     longest = max(phase.length for phase in recipe.phases)

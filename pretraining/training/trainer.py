@@ -50,11 +50,11 @@ class Trainer(Loop):
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
         """the latest evaluation"""
-        self.base = request.origin.summary(read_vocabulary(request.data)) if request.origin else None
+        self.base = request.origin.summary(read_vocabulary(request.corpora.folder)) if request.origin else None
         """the model whose weights the run began with"""
         self.branch = None if latest is None else latest.run.branch
         """where the run branched off from another; None if it did not"""
-        self.remaining = RemainingWork(recipe, request.manifest)
+        self.remaining = RemainingWork(recipe, request.corpora)
         scaled, counts = engine.loss_scale is not None, engine.mesh.counts
         self.guard = Guard(world.rank, world.size, recipe.guards.spike, scaled, counts)
         self.batch_check = BatchCheck(engine.mesh)
@@ -112,8 +112,8 @@ class Trainer(Loop):
         where = self.request, self.context, self.engine.mesh
         phase = TrainingPhase(*where, self.state, self.skips, self.micro_batches)
         self.log.say(phase.describe(self.state))
-        if phase.validation is None:
-            self.log.say(f"no examples of length {phase.settings.length} are held out: no validation")
+        for note in phase.notes:
+            self.log.say(note)
         copied = None if self.state.phase_step else phase.copy_positions(self.engine, self.state.known_positions)
         if copied is not None:
             self.log.say(copied)
@@ -217,6 +217,8 @@ class Trainer(Loop):
         if decision != Decision.GO_ON:
             self.stop(phase, decision)
         self.evaluate(phase, ends=True)
+        if told := phase.finish(self.state):
+            self.log.say(told)
         self.state.begin_phase(phase.number + 1)
         leapt = self.find_leap()
         self.guard.begin_phase()
@@ -301,7 +303,7 @@ class Trainer(Loop):
         figures = self.objective.measure(totals)
         record = StepRecord(
             loss=self.objective.total(figures),
-            learns=figures,
+            learns={**figures, **phase.measure_reading(state)},
             said=self.objective.describe_figures(figures, width=5),
             speed=speed,
             step=state.step,
@@ -352,7 +354,7 @@ class Trainer(Loop):
 
     def make_section(self, leapt: float | None) -> RunRecord:
         """Makes the section of a checkpoint's record on the progress of the run."""
-        data, losses = DataSummary.from_manifest(self.request.manifest), list(self.guard.losses)
+        data, losses = DataSummary.from_corpora(self.request.corpora), list(self.guard.losses)
         skips = [list(astuple(skip)) for skip in self.skips]
         found, begun = self.micro_batches.found, (self.base, leapt, self.branch, skips)
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, *begun)

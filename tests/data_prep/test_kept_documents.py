@@ -82,7 +82,7 @@ def test_documents_alone_are_made_of_text_and_are_enough(docs: list[str], made: 
     for said in (tell(alone, *words, code=2), run_main(show.main, alone, code=2)):
         assert f"python data_prep/shard.py --from '{alone}' --out ANOTHER" in said
     with pytest.raises(UserError, match=f"--data {alone}: has documents in pieces, but no examples"):
-        load_recipe_and_data(RECIPES / "demo.toml", data=alone)
+        load_recipe_and_data(RECIPES / "demo.toml", data=[alone])
 
 
 def test_corpora_are_joined_as_if_their_text_were_read_at_once(docs: list[str], made: Path, tmp_path: Path) -> None:

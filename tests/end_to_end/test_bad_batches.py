@@ -13,10 +13,10 @@ from support.marks import slow
 from support.training import SAVES, SEED, Place, assert_ended, assert_same, distance, records, state, train_straight
 
 from data_prep.common.hashing import hash_key
-from data_prep.shards import Manifest
 from pretraining.checkpoint.reading import load_checkpoint
 from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.data.batches import step_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.processes.ending import Code
@@ -46,7 +46,7 @@ def without_bad(shared: Place, straight: Path) -> Path:
 
 def in_order(place: Place, rank: int) -> list[str]:
     """The examples of the bad batch that a rank has, as they are named, micro-batch by micro-batch."""
-    dataset = Dataset(place.data, Manifest.read(place.data), 32)
+    dataset = Dataset(Corpora.one(place.data), 32)
     order = BatchOrder(Order(int(hash_key(SEED, 0)[0]), dataset.shard_rows), batch_size=24)
     micro = step_batches(dataset, order, BAD, rank, ranks=2, accumulation=3).micro
     return [", ".join(f"shard {shard} row {row}" for shard, row in batch.examples) for batch in micro]

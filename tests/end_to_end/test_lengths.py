@@ -17,6 +17,7 @@ from data_prep.shards import Manifest
 from pretraining import export
 from pretraining import train as entry
 from pretraining.config.overrides import RECIPES, load_recipe
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 
@@ -49,7 +50,7 @@ def test_examples_and_pieces_seen_are_those_of_the_batches(place: Place, straigh
     """Counted anew from the shards."""
     manifest, examples, pieces, expected = Manifest.read(place.data), 0, 0, []
     for phase, (length, batch, steps) in enumerate([(32, 24, 5), (64, 12, 3)]):
-        dataset = Dataset(place.data, manifest, length)
+        dataset = Dataset(Corpora.one(place.data, manifest), length)
         order = BatchOrder(Order(int(hash_key(SEED, phase)[0]), dataset.shard_rows), batch)
         for step in range(steps):
             examples += batch

@@ -58,9 +58,10 @@ def scored(device: torch.device) -> float:
     setattr(phases_module, "validation_batches", lambda *_: [(stays, 1.0)])  # noqa: B010
     losses = Losses(*(torch.tensor(2.0, device=device) for _ in Losses._fields))
     quiet = SimpleNamespace(eval=lambda: None, train=lambda: None)
-    model, held_out = SimpleNamespace(shape=SMALL), SimpleNamespace(shard_rows=[[4]])
+    model, held_out = SimpleNamespace(shape=SMALL), SimpleNamespace(shard_rows=[[4]], first_sets=[0, 1])
     engine: Any = SimpleNamespace(device=device, deepspeed=quiet, model=model, forward=lambda _: losses)
-    phase = SimpleNamespace(micro_batch=2, scored=None, _mesh=ALONE)
+    held_out.corpora = SimpleNamespace(parts=[SimpleNamespace(name="")])
+    phase = SimpleNamespace(micro_batch=2, scored=[None], _mesh=ALONE)
     validate: Any = phases_module.TrainingPhase._validate
     loss: float = validate(phase, engine, held_out, lambda: None)[0]["next_loss"]
     return loss

@@ -77,8 +77,8 @@ a file half-written | data_prep/common/files.py
     + with open(path, "w+b") as file, open(unfinished, "wb"):
     data_prep/common/test_outputs.py
 shards: the checksum | pretraining/data/dataset.py
-    - record.check(self.folder)
-    + record.find(self.folder)
+    - record.check(corpus.folder)
+    + record.find(corpus.folder)
     pretraining/data/test_dataset.py
 checkpoints: the checksum | pretraining/checkpoint/reading.py
     - file.check(checkpoint)

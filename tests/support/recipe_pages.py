@@ -19,7 +19,7 @@ from pretraining.config.settings import Recipe
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = 1 << 31
 """Limits from here on are those of machine integers, and are left out."""
-KINDS = {"integer": "integer", "number": "number", "boolean": "true, false", "string": "text"}
+KINDS = {"object": "table", "integer": "integer", "number": "number", "boolean": "true, false", "string": "text"}
 LIMITS = {"minimum": "≥{}", "exclusiveMinimum": ">{}", "maximum": "≤{}", "exclusiveMaximum": "<{}"}
 """The limits of numbers in JSON Schema, and their wording."""
 OPENING = """\

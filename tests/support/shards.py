@@ -57,6 +57,24 @@ def make_many_shards(own: Path) -> Path:
     return made_once(own, "many", lambda place: make_shards(place / "shards", documents=1500)) / "shards"
 
 
+CORPORA = ("wiki", "books", "code")
+
+
+def make_three_corpora(own: Path) -> Path:
+    """Folders of shards of one vocabulary, that no test changes, made once for all processes; the last has no examples
+    held out."""
+
+    def make_all(place: Path) -> None:
+        vocabulary: list[object] = ["--vocab-size", 300]
+        for number, name in enumerate(CORPORA):
+            text = write_wiki(place / f"{name}-text", documents=250 * (3 - number), seed=number)
+            words = ["--lengths", 32, 64, "--shard-size", "64KB", "--duplicates", 2 - number % 2, *vocabulary]
+            make(place / name, "--docs", text, "--validation", 0 if name == "code" else 0.05, *words)
+            vocabulary = ["--vocab", place / CORPORA[0]]
+
+    return made_once(own, "corpora", make_all)
+
+
 def tree(folder: Path) -> dict[str, str]:
     """Hashes every file below a folder, so that folders can be compared."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())

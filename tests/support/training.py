@@ -21,10 +21,10 @@ from torch.nn.functional import cross_entropy
 from data_prep.common.codes import ENDED
 from data_prep.common.errors import UserError
 from data_prep.common.locks import LOCK
-from data_prep.shards import Manifest
 from pretraining.checkpoint.record import FOLDER, list_finished
 from pretraining.config.overrides import load_recipe
 from pretraining.data.batches import validation_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.processes.ending import Code
 
@@ -260,7 +260,7 @@ def their_losses(model: Any, data: Path) -> list[float]:
     of next sentences where it has a head for them."""
     from support.pretraining_reference import pad_batch
 
-    totals, counts, dataset = [0.0, 0.0], [0, 0], Dataset(data, Manifest.read(data), 64, validation=True)
+    totals, counts, dataset = [0.0, 0.0], [0, 0], Dataset(Corpora.one(data), 64, validation=True)
     for batch, _ in validation_batches(dataset, 0, 1, 32, limit=25):
         given = pad_batch(batch)
         labels = given.pop("labels").flatten(), given.pop("next_sentence_label")

@@ -41,6 +41,7 @@ from data_prep.seals import seal
 from data_prep.shards import MANIFEST, Manifest, ShardSet
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.tokens import Corpus, hash_documents, read_corpus
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.model.masks import count_masked
 from pretraining.objectives.declaration import Objective, configure_objective, objectives
@@ -198,7 +199,7 @@ def test_masks_hide_whole_words_and_no_separator(data: Path) -> None:
 
 def make_batch(folder: Path, length: int, objective: Objective) -> tuple[Any, Any]:
     """Makes a batch for training of the first examples; returns it with them."""
-    dataset = Dataset(folder, Manifest.read(folder), length, objective=objective)
+    dataset = Dataset(Corpora.one(folder), length, objective=objective)
     examples = dataset.first_examples(300)
     keys = np.arange(300).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return dataset.training_batch(examples, keys, 0.0), dataset.read(examples)

@@ -125,8 +125,9 @@ FOUND = {"a": FoundMicroBatch(4, {"model": {"layers": 2, "pairs": True}})}
 
 @pytest.mark.parametrize("scores", [SCORES, replace(SCORES, learns={"masked_loss": 5.0}), None])
 def test_what_is_written_is_read(scores: Any) -> None:
-    seen = {"examples_seen": 56, "pieces_seen": 500, "trained_length": 64, "begun_positions": 80, "trained_segments": 1}
-    state = RunState(1, 2, 3.5, 7, **seen)
+    seen: Any = {"examples_seen": 56, "pieces_seen": 500, "trained_length": 64, "begun_positions": 80}
+    corpora = [{"wiki": {"first": 1, "last": 1, "stored": 32, "sequences": 9}}]
+    state = RunState(1, 2, 3.5, 7, **seen, trained_segments=1, corpora=corpora)
     written = RunRecord(state, RECIPE, SUMMARY, scores, [1.0], FOUND, skips=[[0, 2, 1, "it leapt"]])
     assert RunRecord.from_checkpoint(record_of(written.as_json()), Path()) == written
 

@@ -185,20 +185,21 @@ def test_masks_of_whole_words_stay_static(place: Place) -> None:
 
 def test_without_next_sentences_there_is_no_head_for_them(plain: Path, place: Place) -> None:
     for word, pairs in (("true", True), ("false", False)):
-        recipe, manifest = load_recipe_and_data(plain, [*SHORT, "--objective.next_sentences", word], place.data)
-        assert recipe.shape(manifest).learns.pairs == pairs
+        recipe, corpora = load_recipe_and_data(plain, [*SHORT, "--objective.next_sentences", word], [place.data])
+        assert corpora is not None
+        assert recipe.shape(corpora.common).learns.pairs == pairs
 
 
 def test_one_segment_reads_pairs_unless_the_model_learns_from_them(plain: Path, place: Place) -> None:
     one = [*SHORT, "--model.segments", "1"]
     for words in (["--objective.name", "ltr"], ["--objective.next_sentences", "false"]):
-        recipe, manifest = load_recipe_and_data(plain, [*one, *words], place.data)
-        assert manifest is not None
-        assert manifest.has_pairs
-        assert not recipe.shape(manifest).learns.pairs
+        recipe, corpora = load_recipe_and_data(plain, [*one, *words], [place.data])
+        assert corpora is not None
+        assert corpora.common.has_pairs
+        assert not recipe.shape(corpora.common).learns.pairs
     for words in ([], ["--objective.name", "ltr", "--phases.1.objective", "mlm"]):
         with pytest.raises(UserError, match=r"^model\.segments = 1: the data has pairs, of two segments; take"):
-            load_recipe_and_data(plain, [*one, *words], place.data)
+            load_recipe_and_data(plain, [*one, *words], [place.data])
 
 
 @pytest.mark.parametrize("mask", ["<s>", "<mask>"])
@@ -211,11 +212,11 @@ def test_masks_need_a_piece_of_their_own(mask: str, plain: Path, place: Place, t
     content = json.loads((place.data / MANIFEST).read_text())
     content["settings"] |= {"tokenizer": "bytelevel", "pairs": "none"}
     (tmp_path / MANIFEST).write_text(json.dumps(content))
-    load_recipe_and_data(plain, [*SHORT, "--objective.name", "ltr"], tmp_path)
+    load_recipe_and_data(plain, [*SHORT, "--objective.name", "ltr"], [tmp_path])
     for words in ([], ["--objective.name", "ltr", "--phases.1.objective", "mlm"]):
         refuses = pytest.raises(UserError, match=r'^objective\.name = "mlm": needs a piece .* <s> stands for')
         with refuses if mask == "<s>" else nullcontext():
-            load_recipe_and_data(plain, [*SHORT, *words], tmp_path)
+            load_recipe_and_data(plain, [*SHORT, *words], [tmp_path])
 
 
 def test_a_plan_tells_of_the_objective(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:

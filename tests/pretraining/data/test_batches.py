@@ -22,6 +22,7 @@ from data_prep.vocabulary.source import read_vocabulary
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.settings import Objective
 from pretraining.data.batches import deal_sequences, step_batches, training_batches, validation_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder, Order
 from pretraining.model.batch import Batch, PretrainingBatch, PretrainingBatches
@@ -38,7 +39,7 @@ TOTAL = 100
 
 def open_with(folder: Path, length: int = 32, **settings: object) -> Dataset:
     objective = configure_objective(Objective.model_validate({"masks": "dynamic", **settings}))
-    return Dataset(folder, Manifest.read(folder), length, objective=objective)
+    return Dataset(Corpora.one(folder), length, objective=objective)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def manifest(folder: Path) -> Manifest:
 
 @pytest.fixture
 def dataset(folder: Path, manifest: Manifest) -> Dataset:
-    return Dataset(folder, manifest, 32)
+    return Dataset(Corpora.one(folder, manifest), 32)
 
 
 def order_of(dataset: Dataset, batch_size: int = GLOBAL_BATCH) -> BatchOrder:
@@ -112,7 +113,7 @@ def describe_row(row: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("length", [32, 64])
 def test_batches_hold_what_the_rows_of_the_shards_hold(length: int, folder: Path, manifest: Manifest) -> None:
-    dataset = Dataset(folder, manifest, length)
+    dataset = Dataset(Corpora.one(folder, manifest), length)
     rows = [read_shard(folder / record.path).to_pylist() for record in dataset.records]
     examples = Order(5, dataset.shard_rows).examples(sum(dataset.shard_rows[0]) - 150, 300)
     batch = MLM.batch(dataset.read(examples))
@@ -187,7 +188,7 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
 
 def test_batches_of_training_come_in_order(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
     order = order_of(dataset)
-    of_a_rank = Dataset(folder, manifest, 32, rank=1, ranks=2)
+    of_a_rank = Dataset(Corpora.one(folder, manifest), 32, rank=1, ranks=2)
     found = [keys(step.micro) for step, _ in training_batches(of_a_rank, order, range(4, 9), 3)]
     assert found == [keys(step_batches(dataset, order, step, 1, 2, 3).micro) for step in range(4, 9)]
 
@@ -218,7 +219,7 @@ def test_held_out_ones_count_once(
 ) -> None:
     parts = []
     for rank in range(ranks):
-        dataset = Dataset(folder, manifest, 64, validation=True, rank=rank, ranks=ranks)
+        dataset = Dataset(Corpora.one(folder, manifest), 64, validation=True, rank=rank, ranks=ranks)
         parts.append(list(validation_batches(dataset, rank, ranks, sequences, limit)))
     counted = keys(batch for part in parts for batch, counts in part if counts)
     expected = [(number, row) for number, record in enumerate(dataset.records) for row in range(record.rows)]
@@ -229,7 +230,7 @@ def test_held_out_ones_count_once(
     assert lengths == sorted(lengths, reverse=True)
     held_out = {record.path for record in dataset.records}
     assert held_out == {record.path for record in manifest.sets()[ShardSet(64, 0, validation=True)]}
-    assert not held_out & {record.path for record in Dataset(folder, manifest, 64).records}
+    assert not held_out & {record.path for record in Dataset(Corpora.one(folder, manifest), 64).records}
 
 
 def test_every_epoch_draws_anew_from_the_same_text(folder: Path) -> None:
@@ -276,7 +277,7 @@ def test_validation_has_the_masks_of_the_data(folder: Path) -> None:
     manifest, found = Manifest.read(folder), []
     for chosen in ({}, {"masks": "dynamic", "rate": 0.4, "split": [1.0, 0.0, 0.0]}):
         objective = configure_objective(Objective.model_validate(chosen))
-        dataset = Dataset(folder, manifest, 32, validation=True, objective=objective)
+        dataset = Dataset(Corpora.one(folder, manifest), 32, validation=True, objective=objective)
         found.append([each for batch, _ in validation_batches(dataset, 0, 1, 16) for each in contents(batch)])
     assert found[0] == found[1]
 

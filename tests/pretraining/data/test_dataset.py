@@ -21,6 +21,7 @@ from data_prep.common.arrays import smallest_type
 from data_prep.common.errors import DamageError
 from data_prep.common.files import FileRecord
 from data_prep.shards import Manifest, example_schema
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import OPEN_SHARDS, Dataset, num_held_out
 from pretraining.data.order import Examples
 from pretraining.model.rows import Rows
@@ -38,7 +39,7 @@ def manifest(folder: Path) -> Manifest:
 
 @pytest.fixture
 def dataset(folder: Path, manifest: Manifest) -> Dataset:
-    return Dataset(folder, manifest, 32)
+    return Dataset(Corpora.one(folder, manifest), 32)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def all_examples(dataset: Dataset) -> Examples:
 
 def rewrite(folder: Path, manifest: Manifest, number: int, change: Any, schema: pa.Schema | None = None) -> Manifest:
     """Writes a shard anew with changed columns, and the manifest that fits its bytes."""
-    dataset = Dataset(folder, manifest, 32)
+    dataset = Dataset(Corpora.one(folder, manifest), 32)
     record = dataset.records[number]
     batch = read_shard(folder / record.path)
     masked = batch["masked"]
@@ -87,7 +88,7 @@ def with_shards(manifest: Manifest, change: Callable[[FileRecord], FileRecord]) 
 def test_larger_vocabularies_have_wider_types(vocabulary_size: int, copied: Path) -> None:
     """And ids that fill them."""
     small = Manifest.read(copied)
-    expected = Dataset(copied, small, 32).read(examples([5, 0, 2]))
+    expected = Dataset(Corpora.one(copied, small), 32).read(examples([5, 0, 2]))
     more = vocabulary_size - small.vocabulary_size
     schema = example_schema(32, vocabulary_size, small.num_documents)
 
@@ -97,13 +98,14 @@ def test_larger_vocabularies_have_wider_types(vocabulary_size: int, copied: Path
 
     manifest = rewrite(copied, small, 0, widen, schema)
     vocabulary = small.vocabulary.model_copy(update={"size": vocabulary_size})
-    found = Dataset(copied, manifest.model_copy(update={"vocabulary": vocabulary}), 32).read(examples([5, 0, 2]))
+    wide = Corpora.one(copied, manifest.model_copy(update={"vocabulary": vocabulary}))
+    found = Dataset(wide, 32).read(examples([5, 0, 2]))
     for name, moved in (("pieces", more), ("labels", more), ("positions", 0)):
         assert np.array_equal(getattr(found, name), getattr(expected, name) + moved)
 
 
 def test_storage_that_is_gone_for_a_while_costs_time_alone(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = Dataset(copied, Manifest.read(copied), 32)
+    dataset = Dataset(Corpora.one(copied), 32)
     away = copied.rename(copied.with_name("away"))
     monkeypatch.setattr("data_prep.common.files.time.sleep", lambda _: away.exists() and away.rename(copied))
     assert len(dataset.read(examples([0, 1])).lengths) == 2
@@ -122,12 +124,14 @@ def test_few_shards_are_open_at_a_time(dataset: Dataset) -> None:
 
 def test_a_length_or_a_validation_that_is_not_there_is_refused(folder: Path, manifest: Manifest) -> None:
     told = r"no training examples of length 128 \(lengths there: 32, 64\).*--lengths 128"
-    assert_refusal(told, Dataset, folder, manifest, 128)
+    assert_refusal(told, Dataset, Corpora.one(folder, manifest), 128)
     none = with_shards(manifest, lambda record: replace(record, rows=0) if "validation" in record.path else record)
     assert num_held_out(none, 32) == 0
     told = r"no examples held out .* of length 32 .*make shards with: .* --validation"
-    assert_refusal(told, Dataset, folder, none, 32, validation=True)
-    assert num_held_out(manifest, 32) == sum(Dataset(folder, manifest, 32, validation=True).shard_rows[0]) > 0
+    assert_refusal(told, Dataset, Corpora.one(folder, none), 32, validation=True)
+    assert (
+        num_held_out(manifest, 32) == sum(Dataset(Corpora.one(folder, manifest), 32, validation=True).shard_rows[0]) > 0
+    )
     assert num_held_out(manifest, 128) == 0
 
 
@@ -144,8 +148,8 @@ def test_a_length_or_a_validation_that_is_not_there_is_refused(folder: Path, man
 def test_damage_is_refused_at_first(damage: Callable[[Path], object], rank: int, message: str, copied: Path) -> None:
     """Rank 1 alone compares this one with its checksum; all that could crash is refused by every rank."""
     manifest = Manifest.read(copied)
-    damage(copied / Dataset(copied, manifest, 32).records[1].path)
-    dataset = Dataset(copied, manifest, 32, rank=rank, ranks=2)
+    damage(copied / Dataset(Corpora.one(copied, manifest), 32).records[1].path)
+    dataset = Dataset(Corpora.one(copied, manifest), 32, rank=rank, ranks=2)
     dataset.read(examples([0]))
     with pytest.raises(DamageError, match=rf"duplicate-0/shard-00001\.arrow: {message}"):
         dataset.read(examples([0], shard=1))
@@ -154,9 +158,9 @@ def test_damage_is_refused_at_first(damage: Callable[[Path], object], rank: int,
 def test_the_ranks_share_the_checking(copied: Path) -> None:
     manifest = Manifest.read(copied)
     for number in range(4):
-        flip(copied / Dataset(copied, manifest, 32).records[number].path)
+        flip(copied / Dataset(Corpora.one(copied, manifest), 32).records[number].path)
     for rank in range(4):
-        dataset = Dataset(copied, manifest, 32, rank=rank, ranks=4)
+        dataset = Dataset(Corpora.one(copied, manifest), 32, rank=rank, ranks=4)
         for number in range(4):
             with pytest.raises(DamageError) if number == rank else nullcontext():
                 dataset._shard(number)
@@ -188,7 +192,7 @@ def test_values_that_could_crash_a_kernel_are_named(what: str, copied: Path) -> 
     """They can have the right checksum: whoever wrote them may have been wrong."""
     assert Manifest.read(copied).vocabulary_size < 255
     manifest = rewrite(copied, Manifest.read(copied), 2, DAMAGES[what])
-    dataset = Dataset(copied, manifest, 32)
+    dataset = Dataset(Corpora.one(copied, manifest), 32)
     rows = [3, 4, 16, 17, 19]
     with pytest.raises(DamageError, match=rf"duplicate-0/shard-00002\.arrow: example 17 has {what}"):
         dataset.read(examples(rows, shard=2))
@@ -197,23 +201,23 @@ def test_values_that_could_crash_a_kernel_are_named(what: str, copied: Path) -> 
 
 def test_columns_other_than_promised_are_refused(copied: Path) -> None:
     manifest = Manifest.read(copied)
-    record = Dataset(copied, manifest, 32).records[0]
+    record = Dataset(Corpora.one(copied, manifest), 32).records[0]
     other = pa.record_batch({"text": ["a", "b"]})
     new = write_batches(copied, record.path, other.schema, [other])
     said = replace(new, rows=record.rows)
     changed = with_shards(manifest, lambda record: said if record.path == said.path else record)
     with pytest.raises(DamageError, match=r"shard-00000\.arrow: 2 rows of \['text'\]; its manifest promises"):
-        Dataset(copied, changed, 32).read(examples([0]))
+        Dataset(Corpora.one(copied, changed), 32).read(examples([0]))
 
 
 def test_a_shard_read_as_a_slice_gives_its_own_rows(folder: Path, manifest: Manifest, monkeypatch: Any) -> None:
     """Arrow's columns may begin in the middle of their buffers."""
-    dataset = Dataset(folder, manifest, 32)
+    dataset = Dataset(Corpora.one(folder, manifest), 32)
     whole = dataset.read(examples([3, 4, 9, 11, 12]))
     rows = dataset.records[0].rows
     monkeypatch.setattr("pretraining.data.dataset.read_shard", lambda path: read_shard(path).slice(3))
     record = FileRecord(dataset.records[0].path, dataset.records[0].size, rows - 3, dataset.records[0].sha256)
-    sliced = Dataset(folder, manifest, 32)
+    sliced = Dataset(Corpora.one(folder, manifest), 32)
     sliced.records[0] = record
     part = sliced.read(examples([0, 1, 6, 8, 9]))
     for field in fields(Rows):

@@ -15,6 +15,7 @@ from support.transformers_models import SHAPE
 from data_prep.common.toml_text import read_toml
 from data_prep.shards import Manifest, RecordedSettings
 from pretraining.architectures.weights import TaskHead
+from pretraining.data.corpora import Corpora
 from pretraining.huggingface import model_card
 from pretraining.huggingface.model_card import BaseSummary, DataSummary, Provenance, TaskProvenance, make_task_card
 from pretraining.objectives.declaration import num_parameters
@@ -29,7 +30,8 @@ def manifest(shared: Place) -> Manifest:
 def provenance(manifest: Manifest) -> Provenance:
     """Of a run that is done with both phases of a plain recipe."""
     trained = {"step": 120, "examples_seen": 7040, "dtype": "bf16", "optimizer": "AdamW; betas 0.9 and 0.999"}
-    return Provenance(DataSummary.from_manifest(manifest), "seed = 7\n", SCORES, **trained, scored_length=32)  # type: ignore[arg-type]
+    summary = DataSummary.from_corpora(Corpora.one(Path(), manifest))
+    return Provenance(summary, "seed = 7\n", SCORES, **trained, scored_length=32)  # type: ignore[arg-type]
 
 
 def card(provenance: Provenance | None, pairs: bool = True, **more: Any) -> str:
@@ -100,10 +102,15 @@ def test_what_is_not_known_is_not_told(provenance: Provenance, tmp_path: Path) -
 def test_all_examples_are_counted(manifest: Manifest) -> None:
     sets = [entry for entry in manifest.figures if entry.length == 32]
     training, held_out = (sum(e.examples for e in sets if e.validation == held) for held in (False, True))
-    examples = DataSummary.from_manifest(manifest).examples
+    examples = DataSummary.from_corpora(Corpora.one(Path(), manifest)).examples
     assert (examples["32"], examples["32, held out"]) == (training, held_out)
     older = RecordedSettings(**{name: value for name, value in manifest.settings if name != "language"})
-    assert DataSummary.from_manifest(manifest.model_copy(update={"settings": older})).settings["language"] is None
+    assert (
+        DataSummary.from_corpora(Corpora.one(Path(), manifest.model_copy(update={"settings": older}))).settings[
+            "language"
+        ]
+        is None
+    )
 
 
 def test_names_from_outside_do_not_break_the_card(provenance: Provenance, tmp_path: Path) -> None:

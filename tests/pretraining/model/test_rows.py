@@ -18,6 +18,7 @@ from data_prep.common.arrays import ranges
 from data_prep.common.hashing import hash_key
 from data_prep.shards import Manifest
 from pretraining.architectures.declaration import make_shape
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset, num_held_out
 from pretraining.model.masks import Masked, Split, choose_places, count_masked, draw_masks, number_places
 from pretraining.model.rows import Draw, Rows
@@ -111,13 +112,13 @@ def slow_cut(row: dict[str, Any], limit: int) -> Example:
     ("length", "stored", "validation"), [(24, 32, False), (31, 32, True), (33, 64, True), (48, 64, False)]
 )
 def test_other_lengths_are_cut_from_the_next_longer(length: int, stored: int, validation: bool, folder: Path) -> None:
-    dataset = Dataset(folder, Manifest.read(folder), length, validation)
+    dataset = Dataset(Corpora.one(folder), length, validation)
     assert {Path(record.path).parts[0] for record in dataset.records} == {f"length-{stored}"}
     check_against_shards(folder, dataset)
 
 
 def test_examples_without_b_keep_their_beginning(unpaired: Path) -> None:
-    check_against_shards(unpaired, Dataset(unpaired, Manifest.read(unpaired), 24))
+    check_against_shards(unpaired, Dataset(Corpora.one(unpaired), 24))
 
 
 def check_against_shards(folder: Path, dataset: Dataset) -> None:
@@ -139,7 +140,7 @@ def check_against_shards(folder: Path, dataset: Dataset) -> None:
 
 def test_plans_know_how_long_cut_examples_are(folder: Path) -> None:
     manifest, shape = Manifest.read(folder), make_shape("tiny", 300)
-    dataset = Dataset(folder, manifest, 24)
+    dataset = Dataset(Corpora.one(folder, manifest), 24)
     lengths, predictions = dataset.sizes(dataset.first_examples(sum(dataset.shard_rows[0])))
     found = measure_sequences(shape, 24, manifest)
     assert (found.stored, measure_sequences(shape, 32, manifest).stored) == (32, 32)

@@ -20,6 +20,7 @@ from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype
+from pretraining.data.corpora import Corpora
 from pretraining.data.order import BatchOrder, Order
 from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
 from pretraining.planning.amount import measure_sequences
@@ -58,8 +59,10 @@ def plan(
     name: str, *, dtype: Dtype = "bf16", room: Room = GPU, manifest: Manifest | None = None, **options: Any
 ) -> Plan:
     ranks, path = 8 if "mini" not in name and "demo" not in name else 2, RECIPES / f"{name}.toml"
-    recipe = load_recipe(path, completing(path), ranks=ranks)
-    return build_plan(Target(recipe, manifest, dtype, room, ranks, **options))
+    recipe, corpora = load_recipe(path, completing(path), ranks=ranks), None
+    if manifest is not None:
+        corpora = Corpora.one(Path(), manifest)
+    return build_plan(Target(recipe, corpora, dtype, room, ranks, **options))
 
 
 def test_a_plan_out_of_proportion_says_which_share_of_the_steps_suits_so_much_text(manifest: Manifest) -> None:
@@ -71,10 +74,12 @@ def test_a_plan_out_of_proportion_says_which_share_of_the_steps_suits_so_much_te
     manifest = manifest.model_copy(update={"figures": figures})
     recipe = load_recipe(RECIPES / "demo.toml", ["--phases.0.steps=90000", "--phases.1.steps=9000"])
 
-    said = build_plan(Target(recipe, manifest, "fp32", GPU, 1)).warning or ""
+    said = build_plan(Target(recipe, Corpora.one(Path(), manifest), "fp32", GPU, 1)).warning or ""
     [share] = re.findall(r"([\d.]+)% of the steps", said)
     fewer = [f"--phases.{number}.steps={int(steps * float(share) / 100)}" for number, steps in enumerate((90000, 9000))]
-    suited = build_plan(Target(load_recipe(RECIPES / "demo.toml", fewer), manifest, "fp32", GPU, 1))
+    suited = build_plan(
+        Target(load_recipe(RECIPES / "demo.toml", fewer), Corpora.one(Path(), manifest), "fp32", GPU, 1)
+    )
     assert suited.warning is None
     assert sum(phase.epochs or 0 for phase in suited.phases) == pytest.approx(40, rel=0.05)
 
@@ -225,18 +230,18 @@ def test_more_fits_where_activations_are_computed_again() -> None:
 
 def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:
     path = RECIPES / "bert_mini.toml"
-    told = refusal(load_recipe_and_data, path, ["--model.heads", "3"], tmp_path / "nothing", ranks=3).splitlines()
+    told = refusal(load_recipe_and_data, path, ["--model.heads", "3"], [tmp_path / "nothing"], ranks=3).splitlines()
     assert "--model.heads = 3: does not divide model.hidden = 256; 2 does" in told
     assert f"--data {tmp_path / 'nothing'}: no such folder" in told
     assert sum("does not divide by 3 ranks" in line for line in told) == 3
-    assert_refusal(r"^--data .*: no manifest.json", load_recipe_and_data, path, [], tmp_path)
+    assert_refusal(r"^--data .*: no manifest.json", load_recipe_and_data, path, [], [tmp_path])
     assert load_recipe_and_data(path)[1] is None
     (tmp_path / "manifest.json").write_text(json.dumps(manifest.as_json()))
-    recipe, read = load_recipe_and_data(path, [], tmp_path)
+    recipe, read = load_recipe_and_data(path, [], [tmp_path])
     assert (len(recipe.phases), read is None) == (3, False)
     words = ["--phases.0.length", "600", "--model.positions", "600"]
     told_length = r"length = 600: the data has 32, 128, 512; make it with shard\.py --lengths 32 128 512 600"
-    assert_refusal(told_length, load_recipe_and_data, path, words, tmp_path)
+    assert_refusal(told_length, load_recipe_and_data, path, words, [tmp_path])
 
 
 GIVEN = "--gpu v100-32 --ranks 8 --phases.0.micro_batch"

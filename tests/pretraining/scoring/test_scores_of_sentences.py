@@ -17,13 +17,13 @@ from support.transformers_models import PIECES, SHAPE, our_weights, their_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertForMaskedLM, BertForSequenceClassification
 
-from data_prep.shards import Manifest
 from data_prep.vocabulary.kinds.bytelevel import KIND
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from pretraining import evaluate
 from pretraining.architectures.bert import Bert
 from pretraining.checkpoint.models import StoredModel
 from pretraining.data.batches import validation_batches
+from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.model.batch import pack
 from pretraining.objectives.declaration import build_model, find_objective, objectives
@@ -181,7 +181,7 @@ EXAMPLES, LENGTH = 24, 32
 def nats_of(model: StoredModel, data: Path) -> list[tuple[str, float]]:
     """The pieces that a model is asked for, with what each costs, from its logits in plain PyTorch."""
     bert, found = model.build_pretrained(), []
-    dataset = Dataset(data, Manifest.read(data), LENGTH, validation=True, objective=find_objective(bert.shape))
+    dataset = Dataset(Corpora.one(data), LENGTH, validation=True, objective=find_objective(bert.shape))
     for batch, _ in validation_batches(dataset, 0, 1, 1, EXAMPLES):
         logits = bert.head("masked_head").logits(bert.encode(batch)[batch.chosen], bert.embeddings.word.weight)
         nats = -logits.double().log_softmax(1).gather(1, batch.labels[:, None])[:, 0]

@@ -27,6 +27,7 @@ from pretraining.architectures.declaration import make_shape, read_shape
 from pretraining.checkpoint.models import StoredModel
 from pretraining.checkpoint.state import RunRecord, RunState
 from pretraining.config.settings import Recipe
+from pretraining.data.corpora import Corpora
 from pretraining.export import main
 from pretraining.flags import Export
 from pretraining.huggingface.folders import read_folder, write_fine_tuned, write_folder
@@ -52,7 +53,7 @@ def shape(data: Path) -> Shape:
 @pytest.fixture
 def run(data: Path, shape: Shape, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a run, whose checkpoint is of the weights that are usual here."""
-    summary, state = DataSummary.from_manifest(Manifest.read(data)), our_weights(shape=shape)
+    summary, state = DataSummary.from_corpora(Corpora.one(data)), our_weights(shape=shape)
 
     def read_run(run: Path, average: int | None) -> Exportable:
         made = Provenance(summary, "seed = 1\n", None, 8601, examples_seen=0, dtype="bf16", optimizer="AdamW")
