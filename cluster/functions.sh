@@ -82,7 +82,7 @@ prepare_job() {
 }
 
 # Takes the option `$2` out of `words`, those of a script, and puts its value into the variable `$1`; without it, the values
-# `$3…`. `--docs` and `--task` have all values up to the next option.
+# `$3…`. `--docs`, `--task` and `--data` have all values up to the next option.
 take() {
   local -n into=$1
   local word inside='' rest=()
@@ -94,7 +94,7 @@ take() {
       --*) inside='' rest+=("$word") ;;
       *)
         if [[ -n $inside ]]; then into+=("$word"); else rest+=("$word"); fi
-        [[ $2 == --docs || $2 == --task ]] || inside=''
+        [[ $2 =~ ^--(docs|task|data)$ ]] || inside=''
         ;;
     esac
   done
@@ -376,30 +376,36 @@ prepare() {
 
 # Trains through all phases, by the recipe `$1` unless the words have one; they go to train.py.
 pretrain() {
-  local words=("${@:2}") recipe run ranks chosen=''
+  local words=("${@:2}") recipe run ranks each manifests chosen=''
   take recipe --recipe "$1"
   take run --out "runs/$(basename "$recipe" .toml)"
   await_earlier "$run/jobs.jsonl"
   take shards --data ''
   [[ -n $shards ]] || shards=$(earlier_shards "$run") chosen=', as at an earlier start'
+  [[ ! $shards =~ ^[A-Za-z0-9_]+=.*\ [A-Za-z0-9_]+= ]] || read -ra shards <<<"$shards"
   [[ -n $shards ]] || shards=$(newest_shards) chosen=', the newest'
-  await_earlier ${shards:+"$shards/manifest.json"}
+  manifests=("${shards[@]/%//manifest.json}")
+  [[ -e ${manifests[0]} ]] || manifests=("${manifests[@]#*=}") # of NAME=FOLDER
+  await_earlier ${shards:+"${manifests[@]}"}
   [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or name --data"
-  [[ -e $shards/manifest.json ]] || refuse "--data $shards: no finished shards; it is the folder that shard.py made"
+  for each in "${manifests[@]%/manifest.json}"; do
+    [[ -e $each/manifest.json ]] || refuse "--data $each: no finished shards; it is the folder that shard.py made"
+  done
   ranks=$(ranks_per_node)
-  say "recipe $recipe, shards $shards$chosen, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
+  say "recipe $recipe, shards ${shards[*]}$chosen, run $run, $ranks ranks on each of $SLURM_JOB_NODELIST"
   refuse_second_job "$run"
   export MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1)}"
   # shellcheck disable=SC2001
-  begin_in "$run" 'step-[0-9]+' '' ", \"shards\": \"$(sed 's/["\\]/\\&/g' <<<"$shards")\""
-  had+=("$shards/manifest.json")
+  begin_in "$run" 'step-[0-9]+' '' ", \"shards\": \"$(sed 's/["\\]/\\&/g' <<<"${shards[*]}")\""
+  had+=("${manifests[@]}")
   export CLOZE_STORAGE_SECONDS # what was seen here, the ranks wait for too
   words=(--recipe "$recipe" --out "$run" ${words[@]+"${words[@]}"})
   if [[ ${CLOZE_PREFLIGHT:-1} == 1 ]]; then
-    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "$shards" "${words[@]}" || end_in "$run"
+    run_step "$ranks" "${python[@]}" cluster/preflight.py --data "${shards[@]}" "${words[@]}" || end_in "$run"
   fi
-  if [[ -n $disk ]]; then stage; fi
-  ended=$run/ended.json run_step "$ranks" "${python[@]}" pretraining/train.py --data "${staged:-$shards}" "${words[@]}"
+  if [[ -n $disk && -e $shards/manifest.json ]]; then stage; fi # several corpora are read where they lie
+  if [[ -n $staged ]]; then shards=("$staged"); fi
+  ended=$run/ended.json run_step "$ranks" "${python[@]}" pretraining/train.py --data "${shards[@]}" "${words[@]}"
   end_in "$run" "$run/ended.json"
 }
 

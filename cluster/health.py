@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import writable
-from data_prep.shards import Manifest
 from pretraining.config.overrides import load_recipe
+from pretraining.data.corpora import Corpora
 from pretraining.mesh.cuts import find_crossing
 from pretraining.objectives.declaration import num_parameters
 from pretraining.processes.ahead import await_call
@@ -82,16 +82,17 @@ def describe_code() -> dict[str, str]:
     }
 
 
-def check_data(folder: Path) -> Manifest:
-    """Reads the manifest of the shards, and checks that all files exist with their sizes. Contents are not read."""
-    manifest = Manifest.read(folder)
-    manifest.require_examples(folder)
-    for record in manifest.files():
-        size = (folder / record.path).stat().st_size if (folder / record.path).is_file() else -1
-        if size != record.size:
-            found = "missing" if size < 0 else f"{size:,} bytes, its record says {record.size:,}"
-            raise DamageError(f"{folder / record.path}: {found}\nmount its file system, or make the data again")
-    return manifest
+def check_data(words: Sequence[str]) -> Corpora:
+    """Reads the manifests of the shards, and checks that all files exist with their sizes. Contents are not read."""
+    corpora = Corpora.read(words, waits=False)
+    for path, size in (
+        (part.folder / file.path, file.size) for part in corpora.parts for file in part.manifest.files()
+    ):
+        there = path.stat().st_size if path.is_file() else -1
+        if there != size:
+            found = "missing" if there < 0 else f"{there:,} bytes, its record says {size:,}"
+            raise DamageError(f"{path}: {found}\nmount its file system, or make the data again")
+    return corpora
 
 
 def try_disk(folder: Path) -> float:
@@ -109,14 +110,14 @@ def try_disk(folder: Path) -> float:
 
 
 def check_recipe(
-    free: float, recipe: Path, overrides: Sequence[str], manifest: Manifest, ranks: int, per_node: int
+    free: float, recipe: Path, overrides: Sequence[str], corpora: Corpora, ranks: int, per_node: int
 ) -> None:
     """Raises UserError if the disk has no room for checkpoints, or if ranks of several nodes would share a model
     unasked. Does not look up the sizes of a base model."""
-    settings = load_recipe(recipe, overrides, ranks=ranks, lengths=manifest.lengths())
+    settings = load_recipe(recipe, overrides, ranks=ranks, lengths=corpora.lengths())
     if (fault := find_crossing(settings.parallel.tensor, per_node, settings.parallel.across_nodes)) is not None:
         raise UserError(fault)
-    needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(manifest))
+    needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(corpora.common))
     if settings.base_model is None and free < needed:
         told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"
         raise UserError(f"{told}\nmake room, or name another --out")

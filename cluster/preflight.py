@@ -46,6 +46,7 @@ from data_prep.common.supervision import exit_now
 from data_prep.common.terminal import open_console
 from data_prep.shards import MANIFEST
 from pretraining.config.overrides import FORM
+from pretraining.data.corpora import split_word
 from pretraining.engine.precision import choose_dtype
 from pretraining.flags import Train
 from pretraining.processes.ending import Code, Ending, Outcome
@@ -64,8 +65,8 @@ PATIENCE, LIMIT = 120.0, 30.0  # seconds after which nodes that do not answer ar
 class Preflight:
     """Checks whether nodes are fit to train. Values of the recipe can be given as --section.key VALUE."""
 
-    data: Path
-    """Folder of shards."""
+    data: tuple[str, ...]
+    """Folder of shards, or several: wiki=data/wiki books=data/books."""
     out: Path
     """Folder of the run."""
     recipe: Path | None = None
@@ -140,13 +141,14 @@ def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequen
     """Checks what all nodes share: the run's folder, the code and the data."""
     report.free = free = run("disk", lambda: health.try_disk(wanted.out))
     report.same |= run("code", health.describe_code) or {}
-    manifest, recipe = run("data", lambda: health.check_data(wanted.data)), wanted.recipe
-    if manifest:
-        report.same["data"] = manifest.fingerprint[:12]
-    if free is not None and manifest and recipe:
+    corpora, recipe = run("data", lambda: health.check_data(wanted.data)), wanted.recipe
+    if corpora:
+        report.same["data"] = corpora.fingerprint[:12]
+    if free is not None and corpora and recipe:
         sizes = (world.size, world.local_size)
-        run("recipe", lambda: health.check_recipe(free, recipe, overrides, manifest, *sizes))
-    report.gone = "data" in report.faults and not os.path.exists(wanted.data / MANIFEST)
+        run("recipe", lambda: health.check_recipe(free, recipe, overrides, corpora, *sizes))
+    places = [split_word(word)[1] / MANIFEST for word in wanted.data]
+    report.gone = "data" in report.faults and not all(map(os.path.exists, places))
 
 
 def recheck_storage(report: Health, wanted: Preflight, overrides: Sequence[str], world: World) -> list[Health]:

@@ -92,7 +92,8 @@ def build_parser() -> argparse.ArgumentParser:
     )
     made.add_argument("chain", choices=["pipeline", "tables"])
     made.add_argument("--text", nargs="+", default=["wiki"], help="what shards are made of, as --docs (default: wiki)")
-    made.add_argument("--shards", help="folder of the shards (default: data/ and the name of the text, if it is one)")
+    shards = "folder of the shards, or several, as NAME=FOLDER (default: data/ and the name of the text, if it is one)"
+    made.add_argument("--shards", nargs="+", help=shards)
     made.add_argument("--script", default="pretrain_large", help="pretrain_large (default) or pretrain_base")
     made.add_argument("--recipe", help="name or file of another recipe than the script's")
     made.add_argument("--run", help="folder of the run (default: runs/ and the name of the recipe)")
@@ -128,16 +129,18 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     text = " ".join(wanted.text)
     if not wanted.shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
         raise UserError(f"--text {text}: name the folder of the shards: --shards")
-    shards = wanted.shards or f"data/{Path(text).name}"
+    shards = wanted.shards or [f"data/{Path(text).name}"]
+    if len(shards) > 1 and "prepare" in steps:
+        raise UserError(f"--shards {' '.join(shards)}: one text makes one folder; begin with --from pretrain")
     run = wanted.run or f"runs/{Path(recipe).stem}"
-    preparing = ["--docs", *wanted.text, "--out", shards, *split_words("--for-prepare", wanted.for_prepare)]
-    training = ["--recipe", recipe, "--data", shards, "--out", run, *words]
+    preparing = ["--docs", *wanted.text, "--out", *shards, *split_words("--for-prepare", wanted.for_prepare)]
+    training = ["--recipe", recipe, "--data", *shards, "--out", run, *words]
     tuning = ["--model", run, "--task", *names, "--seeds", str(seeds)]
     tuning += split_words("--for-finetune", wanted.for_finetune)
     runs, prepared, trained = len(names) * seeds, {"prepare": "afterok"}, {"pretrain": "afterok"}
     jobs = [
-        ChainJob("prepare", "prepare", f"{text} -> {shards}", preparing),
-        ChainJob("pretrain", wanted.script, f"{shards} -> {run}, by {recipe}", training, (), prepared),
+        ChainJob("prepare", "prepare", f"{text} -> {' '.join(shards)}", preparing),
+        ChainJob("pretrain", wanted.script, f"{' '.join(shards)} -> {run}, by {recipe}", training, (), prepared),
         ChainJob("finetune", "finetune", f"{runs} runs of {run}", tuning, [f"--array=0-{runs - 1}"], trained),
         ChainJob("gather", "gather", f"results in {run}", tuning, (), {**trained, "finetune": "afterany"}),
     ]
@@ -153,7 +156,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
         if job.step == "finetune":
             yield from list_missing_data(names, site)
         if job.step == "pretrain":
-            yield from check_training(job, site, words, [] if "prepare" in steps else ["--data", shards])
+            yield from check_training(job, site, words, [] if "prepare" in steps else ["--data", *shards])
 
     jobs = [add_options(job, site) for job in jobs if job.step in steps]
     return [replace(job, faults=[*list_faults(job)]) for job in jobs]

@@ -63,7 +63,7 @@ from pretraining.planning.table import render_plan
 from pretraining.processes.ending import Ending
 from pretraining.processes.stopping import parse_time_limit
 from pretraining.training.changes import compare_recipes
-from pretraining.training.origin import OriginFinder, check_data, read_recorded_base
+from pretraining.training.origin import OriginFinder, check_data, count_recorded_phases, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
 from pretraining.training.request import Branch, Request
@@ -179,7 +179,8 @@ def read_all(
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]
     finder = OriginFinder(run, peek(FORM, wanted.recipe, given, "base_model"))
-    load = partial(load_recipe_and_data, ranks=ranks, device=device, find_shape=finder.shape)
+    done = count_recorded_phases(run)
+    load = partial(load_recipe_and_data, ranks=ranks, device=device, find_shape=finder.shape, done=done)
     _, (recipe, corpora) = check_all(
         lambda: check_share(wanted.shorten, wanted.recipe, wanted.out and wanted.out / RECIPE),
         lambda: load(wanted.recipe, given, wanted.data),

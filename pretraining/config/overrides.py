@@ -38,8 +38,10 @@ def load_recipe_and_data(
     ranks: int | None = None,
     device: Literal["cpu", "cuda"] | None = None,
     find_shape: FindShape | None = None,
+    done: int = 0,
 ) -> tuple[Recipe, Corpora | None]:
-    """Reads recipe and data, as `--data` names it, and checks them against each other; reports all faults at once."""
+    """Reads recipe and data, as `--data` names it, and checks them against each other; reports all faults at once. The
+    first phases may be `done` already."""
     corpora, faults = None, []
     if data:
         try:
@@ -53,7 +55,7 @@ def load_recipe_and_data(
         raise UserError("\n".join([str(error), *faults])) from None
     if corpora:
         manifest = corpora.common
-        faults += find_mixture_faults(recipe, corpora)
+        faults += find_mixture_faults(recipe, corpora, done)
         kinds = [configure_objective(settings) for settings in recipe.list_objectives()]
         if recipe.model.segments < 2 and any(kind.learning(manifest.has_pairs).pairs for kind in kinds):
             cure = "take objective.next_sentences = false, or data of shard.py --pairs none"
@@ -67,8 +69,9 @@ def load_recipe_and_data(
     return recipe, corpora
 
 
-def find_mixture_faults(recipe: Recipe, corpora: Corpora) -> Iterator[str]:
-    """Yields what the mixtures of phases ask of corpora that are not there, or have no examples of their length."""
+def find_mixture_faults(recipe: Recipe, corpora: Corpora, done: int) -> Iterator[str]:
+    """Yields what the mixtures of phases ask of corpora that are not there or, after the first phases, which are
+    `done`, have no examples of their length."""
     there = {part.name for part in corpora.parts}
     for number, phase in enumerate(recipe.phases):
         faults = False
@@ -82,7 +85,7 @@ def find_mixture_faults(recipe: Recipe, corpora: Corpora) -> Iterator[str]:
             elif unknown:
                 faults = True
                 yield f"{said}: --data names no {', '.join(unknown)}; there is {', '.join(sorted(there))}"
-        if not faults and phase.length <= max(corpora.lengths()):
+        if not faults and number >= done and phase.length <= max(corpora.lengths()):
             given = {**(phase.mix or {}), **(phase.last_mix or {})}
             read = {name for name, share in given.items() if share} if phase.mix else there
             fault = corpora.select(read).find_length_fault(phase.length)

@@ -33,9 +33,11 @@ class CorpusFolder:
     manifest: Manifest
 
     @classmethod
-    def read(cls, name: str, folder: Path) -> CorpusFolder:
-        """Reads the manifest, as soon as its storage answers; raises UserError without examples."""
-        manifest = wait_for_storage(partial(Manifest.read, folder), folder / MANIFEST, usual=0)
+    def read(cls, name: str, folder: Path, waits: bool = True) -> CorpusFolder:
+        """Reads the manifest; raises UserError without examples. It waits for storage that does not answer, if it
+        `waits`."""
+        read = partial(Manifest.read, folder)
+        manifest = wait_for_storage(read, folder / MANIFEST, usual=0) if waits else read()
         manifest.require_examples(folder)
         return cls(name, folder, manifest)
 
@@ -70,12 +72,12 @@ class Corpora:
         return cls((CorpusFolder.read("", folder) if manifest is None else CorpusFolder("", folder, manifest),))
 
     @classmethod
-    def read(cls, words: Sequence[str | Path]) -> Corpora:
+    def read(cls, words: Sequence[str | Path], waits: bool = True) -> Corpora:
         """Reads the corpora that `--data` names, in the order of their names; reports all faults at once."""
         named = [split_word(str(word)) for word in words]
         if faults := [*find_name_faults(named)]:
             raise UserError("\n".join(faults))
-        corpora = cls(tuple(check_all(*(partial(_read_part, *each) for each in sorted(named)))))
+        corpora = cls(tuple(check_all(*(partial(_read_part, *each, waits) for each in sorted(named)))))
         if faults := [*corpora.find_differences()]:
             raise UserError("\n".join(faults))
         return corpora
@@ -166,8 +168,8 @@ def find_name_faults(named: Sequence[tuple[str, Path]]) -> Iterator[str]:
         names[name], folders[place] = folder, name
 
 
-def _read_part(name: str, folder: Path) -> CorpusFolder:
+def _read_part(name: str, folder: Path, waits: bool) -> CorpusFolder:
     try:
-        return CorpusFolder.read(name, folder)
+        return CorpusFolder.read(name, folder, waits)
     except UserError as error:
         raise UserError(f"--data {error}") from error

@@ -52,6 +52,7 @@ class Mixture:
 
     corpora: Corpora
     length: int
+    """length of the phase"""
     first: tuple[int, ...]
     """shares at the beginning of the phase, in millionths"""
     last: tuple[int, ...]
@@ -90,8 +91,9 @@ class Mixture:
 
     @cached_property
     def examples(self) -> Array:
-        """Training examples of a duplicate of each corpus."""
-        return np.array([part.count_examples(self.length) for part in self.corpora.parts])
+        """Training examples of a duplicate of each corpus; infinite where it has none of the length, so that nothing is
+        read of it."""
+        return np.array([part.count_examples(self.length) or np.inf for part in self.corpora.parts])
 
     @cached_property
     def pieces(self) -> Array:

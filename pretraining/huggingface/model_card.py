@@ -65,7 +65,7 @@ class DataSummary:
 
     @classmethod
     def from_corpora(cls, corpora: Corpora) -> DataSummary:
-        """Summarises shards by their manifests; settings that differ between corpora are left out, but for languages."""
+        """Summarises shards by their manifests; of settings that differ between corpora, only the language is kept."""
         examples, sources, by_corpus, languages = dict[str, int](), dict[str, int](), {}, dict[str, str]()
         settings: dict[str, list[Any]] = {name: [] for name in SETTINGS}
         for part in corpora.parts:
@@ -84,9 +84,7 @@ class DataSummary:
                 values.append(getattr(part.manifest.settings, name, None))
             language = part.manifest.settings.language or {}
             languages |= {part.name: language} if isinstance(language, str) else language
-        common = {
-            name: first for name, (first, *more) in settings.items() if first != {} and more == [first] * len(more)
-        }
+        common = {name: each[0] for name, each in settings.items() if each[0] != {} and each == each[:1] * len(each)}
         return cls(
             sources=sources,
             pieces=sum(part.manifest.corpus.pieces for part in corpora.parts),

@@ -112,7 +112,7 @@ def warn_of_disproportion(recipe: Recipe, corpora: Corpora | None, steps: Sequen
     for count, phase in zip(counts, recipe.phases, strict=True):
         mixture = phase.mixture(corpora)
         for name, share, examples in zip(mixture.names, mixture.mean, mixture.examples, strict=True):
-            epochs[name] = epochs.get(name, 0.0) + share * (count * phase.batch / (examples or math.inf))
+            epochs[name] = epochs.get(name, 0.0) + share * (count * phase.batch / examples)
     name, most = max(epochs.items(), key=operator.itemgetter(1))
     if most <= MOST_EPOCHS:
         return None

@@ -112,6 +112,12 @@ def read_recorded_base(out: Path) -> str | None:
     return None if record is None else record.caller.get("recipe", {}).get("base_model")
 
 
+def count_recorded_phases(out: Path | None) -> int:
+    """Counts the phases that are done in the newest readable checkpoint of a run; 0 if there is none."""
+    record = None if out is None else _read_newest(out)
+    return 0 if record is None else record.caller.get("progress", {}).get("phase", 0)
+
+
 def _read_newest(out: Path) -> CheckpointRecord | None:
     """Reads the newest readable record of a run, or that of a checkpoint's folder itself; None if there is none."""
     for checkpoint in [out] if is_finished(out) else reversed(list_finished(out)):

@@ -138,7 +138,7 @@ class TrainingPhase:
             for number, part in enumerate(self._mixture.corpora.parts):
                 if part.name in read:
                     count = read[part.name]["sequences"]
-                    epochs[number] += count / part.count_examples(phase.length)
+                    epochs[number] += count / (part.count_examples(phase.length) or np.inf)
                     pieces[number] += count * part.measure_pieces(phase.length)
         return epochs, pieces
 

@@ -27,7 +27,7 @@ from cluster.health import Health, check_recipe, find_neighbours
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.supervision import exit_now
-from data_prep.shards import Manifest
+from pretraining.data.corpora import Corpora
 from pretraining.processes.ending import Code
 
 Fault = Callable[[], object]
@@ -73,7 +73,7 @@ def differ_in_all() -> None:
 
     check_data, health.ROOT = health.check_data, Path(__file__).parent
     replace(platform, "python_version", lambda: "2.7.18")
-    replace(health, "check_data", lambda folder: check_data(folder / "elsewhere"))
+    replace(health, "check_data", lambda words: check_data([f"{words[0]}/elsewhere"]))
     replace(tempfile, "TemporaryFile", Mock(side_effect=OSError(errno.EROFS, os.strerror(errno.EROFS))))
     replace(health, "describe_gpu", describe_gpu)
     crash = RuntimeError("CUDA error: unspecified launch failure\nhints")
@@ -84,11 +84,12 @@ def lose_the_data() -> None:
     """All nodes lose it after the others have seen it."""
     check = health.check_data
 
-    def lose(folder: Path) -> Any:
+    def lose(words: Sequence[str]) -> Any:
+        folder = Path(words[0])
         replace(health, "check_data", check)
         time.sleep(LOOKED)
         (folder / "manifest.json").rename(folder / "away")
-        return check(folder)
+        return check(words)
 
     replace(health, "check_data", lose)
 
@@ -97,8 +98,9 @@ def find_the_data_later() -> None:
     """All nodes lose it for longer than a node alone is waited for; this one has it back two looks after the others."""
     check, exists, looks, back = health.check_data, os.path.exists, 0, preflight.FEW + 3
 
-    def look(folder: Path) -> Any:
+    def look(words: Sequence[str]) -> Any:
         nonlocal looks
+        folder = Path(words[0])
         looks += 1
         if looks == 1:
             (folder / "manifest.json").rename(folder / "away")
@@ -107,7 +109,7 @@ def find_the_data_later() -> None:
             (folder / "away").rename(folder / "manifest.json")
         if looks > back + 2:
             replace(os.path, "exists", exists)
-            return check(folder)
+            return check(words)
         replace(os.path, "exists", lambda path: False if Path(path).name == "manifest.json" else exists(path))
         raise UserError(f"{folder / 'manifest.json'}: missing")
 
@@ -280,7 +282,7 @@ def test_a_recipe_that_has_no_room_or_is_wrong(place: Place, words: str) -> None
 
 
 def test_nodes_share_a_model_only_if_asked(place: Place) -> None:
-    inputs = (1e12, Path("gpt2_8b"), ["--phases.0.length", "64"], Manifest.read(place.data), 512)
+    inputs = (1e12, Path("gpt2_8b"), ["--phases.0.length", "64"], Corpora.one(place.data), 512)
     check_recipe(*inputs, per_node=8)
     with pytest.raises(UserError, match="does not divide the 4 ranks of a node; take a divisor"):
         check_recipe(*inputs, per_node=4)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.faults import kill_at, stop_at
+from support.marks import slow
 from support.processes import made_once
-from support.shards import CORPORA, make_three_corpora
+from support.shards import CORPORA, make, make_three_corpora
 from support.training import (
     SAVES,
     Place,
@@ -78,7 +79,7 @@ def test_each_corpus_is_read_and_told_by_its_share(straight_mixed: Path) -> None
     assert "[data.corpora.books]" in card or "[corpora.books" in card
 
 
-@pytest.mark.parametrize("step", [3, 5, 7])
+@pytest.mark.parametrize("step", [slow(3), 5, slow(7)])
 def test_a_stopped_run_of_several_corpora_is_the_uninterrupted_one(
     mixed: Mixed, straight_mixed: Path, step: int
 ) -> None:
@@ -89,7 +90,7 @@ def test_a_stopped_run_of_several_corpora_is_the_uninterrupted_one(
     assert_same(mixed.folder / "stopped", straight_mixed)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, slow(3)])
 def test_other_ranks_read_the_same(mixed: Mixed, straight_mixed: Path, ranks: int) -> None:
     mixed.train("other", *SAVES, ranks=ranks)
     assert_same_curve(mixed.folder / "other", straight_mixed, 1e-5)
@@ -118,6 +119,20 @@ def test_a_branch_may_bring_another_mixture_or_a_corpus_more(mixed: Mixed, strai
     assert "changed since then: the fingerprint of books not set -> " in said
     [_, second] = read_counts(mixed.folder / "more")
     assert second == {"wiki": 18, "books": 18}
+
+
+@pytest.mark.slow
+def test_a_corpus_of_a_later_phase_needs_no_length_of_earlier_ones(mixed: Mixed) -> None:
+    """Where those are done, also if they read all corpora there were: a branch may bring it."""
+    longer = make(mixed.folder / "longer", "--from", mixed.data / "code", "--lengths", 64)
+    plain = Place(mixed.data / "code", mixed.recipe, mixed.folder)
+    run = plain.command("first", *SAVES, "--stop-after", "short", "--data", f"code={mixed.data / 'code'}")
+    assert_well(train(run))
+    both = "--data", f"code={mixed.data / 'code'}", f"more={longer}"
+    new = plain.command("new", *SAVES, *both)
+    assert_refused(new, "phases.0.length = 32: its corpora have no common length for it")
+    plain.train("branch", *SAVES, *both, "--branch", mixed.folder / "first")
+    assert [sorted(phase) for phase in read_counts(mixed.folder / "branch")] == [["code"], ["code", "more"]]
 
 
 def test_what_a_run_of_several_corpora_cannot_go_on_with_is_refused(mixed: Mixed, straight_mixed: Path) -> None:

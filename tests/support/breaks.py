@@ -80,6 +80,14 @@ shards: the checksum | pretraining/data/dataset.py
     - record.check(corpus.folder)
     + record.find(corpus.folder)
     pretraining/data/test_dataset.py
+mixtures: the earliest deadline | pretraining/data/mixing.py
+    - if slots[0, corpus] <= number and slots[1, corpus] < earliest:
+    + if slots[0, corpus] <= number and earliest == NEVER:
+    pretraining/data/test_mixing.py::test_any_prefix_is_within_one_sequence_of_the_shares
+mixtures: from phase to phase | pretraining/checkpoint/state.py
+    - if each["stored"] == stored
+    + if each["stored"] != stored
+    pretraining/data/test_mixing.py::test_a_corpus_goes_on_from_phase_to_phase
 checkpoints: the checksum | pretraining/checkpoint/reading.py
     - file.check(checkpoint)
     + file.find(checkpoint)

@@ -1,22 +1,33 @@
 """Mixtures: exact shares, wherever one begins to read, and each corpus in an order of its own."""
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import refusal
 from support.shards import CORPORA, make_three_corpora
+from support.training import Place
 
 from data_prep.arrow_files import read_shard
+from pretraining.checkpoint.state import RunState
+from pretraining.config.overrides import load_recipe
+from pretraining.config.settings import Recipe
 from pretraining.data.batches import step_batches
 from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.mixing import NEVER, WHOLE, MixedOrder, Mixture, Slots, divide_whole, make_corpus_order
-from pretraining.data.order import BatchOrder
+from pretraining.data.order import BatchOrder, Examples
+from pretraining.training.phases import TrainingPhase
+from pretraining.training.request import Request
+from pretraining.training.skips import Skip
 
 weights = st.lists(st.floats(1e-6, 1), min_size=1, max_size=9)
 
@@ -143,3 +154,37 @@ def test_what_cannot_be_one_run_is_refused(corpora: Corpora, tmp_path: Path) -> 
         [line] = Corpora((corpora.parts[0], type(part)("other", tmp_path, other))).find_differences()
         assert str(tmp_path) in line
         assert str(corpora.parts[0]) in line
+
+
+def open_phase(corpora: Corpora, state: RunState, recipe: Recipe) -> TrainingPhase:
+    context: Any = SimpleNamespace(device=torch.device("cpu"))
+    mesh: Any = SimpleNamespace(data_rank=0, data_ranks=1)
+    sizes: Any = SimpleNamespace(size_for=lambda phase: phase.micro_batch)
+    return TrainingPhase(Request(recipe, corpora, Path("out")), context, mesh, state, [Skip(0, 2, 1, "bad")], sizes)
+
+
+def read_phase(phase: TrainingPhase, state: RunState, steps: int) -> list[tuple[int, int, int]]:
+    """Reads the examples of the first steps of a phase, and ends it."""
+    state.phase_step = steps
+    found = Examples.join([phase._order.examples(step) for step in range(steps)])
+    phase.finish(state)
+    return list(zip(*(column.tolist() for column in found), strict=True))
+
+
+def test_a_corpus_goes_on_from_phase_to_phase(corpora: Corpora, place: Place) -> None:
+    """Also after batches that were left out, in the first of these phases; a phase that is opened again begins anew."""
+    mix = ["--phases.0.mix", "{ wiki = 0.5, code = 0.5 }", "--phases.1.mix", "{ wiki = 0.25, code = 0.75 }"]
+    recipe = load_recipe(place.recipe, [*mix, "--phases.1.length", "32"])
+    state = RunState()
+    first = read_phase(open_phase(corpora, state, recipe), state, 5)
+    assert {name: each["sequences"] for name, each in state.corpora[0].items()} == {"wiki": 72, "code": 72}
+    before = replace(state)
+    state.begin_phase(1)
+    second = read_phase(open_phase(corpora, state, recipe), state, 3)
+    assert state.count_read("wiki", 32) == 72
+    assert state.corpora[1]["code"]["sequences"] == 27
+    assert len({*first, *second}) == 5 * 24 + 3 * 12
+    phase = open_phase(corpora, before, recipe)
+    assert read_phase(phase, before, 5) == first
+    figures = open_phase(corpora, replace(state, phase_step=3), recipe).measure_reading(replace(state, phase_step=3))
+    assert figures["epochs/code"] == pytest.approx(99 / corpora.parts[1].count_examples(32))

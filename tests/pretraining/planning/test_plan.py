@@ -20,7 +20,7 @@ from pretraining.architectures.bert import ARCHITECTURE as BERT
 from pretraining.architectures.declaration import make_shape
 from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype
-from pretraining.data.corpora import Corpora
+from pretraining.data.corpora import Corpora, CorpusFolder
 from pretraining.data.order import BatchOrder, Order
 from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
 from pretraining.planning.amount import measure_sequences
@@ -226,6 +226,17 @@ def test_more_fits_where_activations_are_computed_again() -> None:
     again = build_plan(Target(recipe, None, "bf16", room, 8))
     for planned, kept in zip(again.phases, plan("bert_large_lamb", room=room).phases, strict=True):
         assert planned.micro_batch >= 4 * kept.micro_batch
+
+
+def test_what_is_read_of_each_corpus_is_told_and_which_is_read_too_often(manifest: Manifest) -> None:
+    corpora = Corpora(tuple(CorpusFolder(name, Path(name), manifest) for name in ("code", "wiki")))
+    words = [f"--phases.{number}.mix={{ code = 0.01, wiki = 0.99 }}" for number in range(2)]
+    recipe = load_recipe(RECIPES / "demo.toml", [*words, "--phases.0.steps=90", "--phases.1.steps=9"])
+    plan = build_plan(Target(recipe, corpora, "fp32", GPU, 1))
+    lines = [line for line in plan.notes if line.startswith("phase ")]
+    assert [line.split()[1] for line in lines] == [phase.name for phase in recipe.phases]
+    assert all("code 1.0% of the sequences, 1.0% of the pieces" in line for line in lines)
+    assert (plan.warning or "").startswith("the text of wiki is read ")
 
 
 def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:
