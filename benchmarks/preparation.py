@@ -4,9 +4,10 @@
     python benchmarks/preparation.py
 
 The sides take turns on one core with the same text and vocabulary: shard.py, the original generator's algorithm
-(generators.py, with transformers' tokenizer in Python), and `tokenizers` alone. Reads real text from the folder that
-CLOZE_DATA names, or the documentation strings of installed packages. Results go to benchmarks/results/, a file for each
-kind of hardware.
+(generators.py, with transformers' tokenizer in Python), and `tokenizers` alone. In other contests, our encoders and
+nanotoken (WordPiece) or gigatoken (byte-level BPE), where it is installed, only cut text into pieces. Reads real text
+from the folder that CLOZE_DATA names, or the documentation strings of installed packages. Results go to
+benchmarks/results/, a file for each kind of hardware.
 """
 
 import sys
@@ -28,12 +29,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import psutil
 from rich.console import Console
 
-from benchmarks.contests import OURS, alternate
+from benchmarks.contests import OURS, Turns, alternate
 from benchmarks.generators import ExamplesJob, OriginalGenerator
 from benchmarks.measure import SHARD, ResultsFile, find_data_folder, run_command
 from benchmarks.peer import find_missing_packages
@@ -49,6 +51,8 @@ from data_prep.readers.reader import Options, Problems
 from data_prep.readers.splitting import split_sentences
 from data_prep.settings import Settings
 from data_prep.vocabulary.kinds.wordpiece import VOCABULARY, read_pieces
+from data_prep.vocabulary.source import read_vocabulary
+from data_prep.vocabulary.vocabulary import Vocabulary
 
 BATCH = 1000
 """Sentences in a call of `tokenizers`."""
@@ -58,6 +62,10 @@ RUN_MB: Sequence[float] = (20, 100)
 """Sizes of the texts for whole runs on one core."""
 GROWTH_MB = (10, 20, 40, 80)
 """Sizes of the corpora for memory and time, besides all of the data."""
+CUT_MB = 20
+"""Size of the text that is only cut into pieces."""
+OPTIONS = {"nanotoken": {"add_special_tokens": False, "parallel": False}, "gigatoken": {"parallel": False}}
+"""The options of the packages that only cut text into pieces, WordPiece or byte-level BPE; each may be missing."""
 FIVE = "5 duplicates"
 ROUNDS = 3
 """Turns of which the median is taken: the fewest with a median, since a round takes minutes."""
@@ -162,12 +170,16 @@ def run_contest(job: ExamplesJob, megabytes: float) -> dict[str, Any]:
         sides["tokenizers alone"] = partial(run_tokenizers, job)
         sides[OURS]()  # compiles
         turns = alternate(sides, ROUNDS)
-    about = {"text_mb": megabytes, "length": job.length, "duplicates": job.duplicates}
+    return {"length": job.length, "duplicates": job.duplicates, **describe_turns(turns, megabytes)}
+
+
+def describe_turns(turns: Turns, megabytes: float) -> dict[str, Any]:
+    """Describes a contest on a text: the seconds and speed of every side, and how many times as fast ours was."""
     figures = {}
     for name in turns.seconds:
         seconds = turns.summarise_side(name)
         figures[name] = {"seconds": seconds, "mb_per_s": round(megabytes / seconds["median"], 2)}
-    return {**about, "sides": figures, "times_as_fast_as": turns.compute_ratios()}
+    return {"text_mb": megabytes, "sides": figures, "times_as_fast_as": turns.compute_ratios()}
 
 
 def run_contests(text: SourceText, folder: Path, console: Console) -> dict[str, Any]:
@@ -182,6 +194,36 @@ def run_contests(text: SourceText, folder: Path, console: Console) -> dict[str, 
             found[name] = run_contest(job, megabytes)
             show_contest(console, name, found[name])
     return found
+
+
+def run_cutting_contests(corpus: SourceText, folder: Path, console: Console) -> dict[str, Any]:
+    """Runs a contest of cutting text into pieces for each kind of vocabulary whose peer is installed; GPT-2's is in
+    bpe/gpt2 of the data."""
+    megabytes = corpus.write(folder / "pieces.txt", CUT_MB)
+    sentences = [line.strip() for line in (folder / "pieces.txt").read_text("utf-8").split("\n")]
+    gpt2, found = find_data_folder() / "bpe" / "gpt2", {}
+    for package in OPTIONS:
+        if find_missing_packages(package) or (package == "gigatoken" and not gpt2.is_dir()):
+            console.print(f"{package} or {gpt2} is not there, so it is left out (pip install {package})", markup=False)
+            continue
+        vocabulary = read_vocabulary(gpt2) if package == "gigatoken" else read_pieces(corpus.vocabulary, cased=False)
+        name = f"{megabytes:g} MB, {vocabulary.kind} alone"
+        sides = {side: partial(time_cutting, side, vocabulary, sentences) for side in (OURS, package)}
+        with pin_to_one_core():
+            found[name] = describe_turns(alternate(sides, ROUNDS, warm_up=1), megabytes)  # the first turn compiles
+        show_contest(console, name, found[name])
+    return found
+
+
+def time_cutting(side: str, vocabulary: Vocabulary, sentences: Sequence[str]) -> float:
+    """Measures the CPU seconds of cutting sentences into pieces, by our encoder or a package, which know no word."""
+    if side == OURS:
+        encode: Callable[[Sequence[str]], Any] = vocabulary.encoder().encode_texts
+    else:
+        encode = partial(import_module(side).Tokenizer(vocabulary.pipeline()).encode_batch, **OPTIONS[side])
+    start = time.process_time()
+    encode(sentences)
+    return time.process_time() - start
 
 
 def measure_growth(corpus: SourceText, folder: Path) -> list[dict[str, Any]]:
@@ -268,7 +310,7 @@ def run(settings: Preparation, console: Console) -> None:
     if find_missing_packages("transformers"):
         console.print("transformers is not installed, so the original generator is left out (pip install transformers)")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    keeper = ResultsFile("preparation", LIBRARIES, settings.out)
+    keeper = ResultsFile("preparation", [*LIBRARIES, *OPTIONS], settings.out)
     with tempfile.TemporaryDirectory() as place:
         console.print("finding the text and compiling; the first numbers come within a minute")
         corpus = SourceText.find(Path(place))
@@ -279,6 +321,7 @@ def measure(corpus: SourceText, folder: Path, console: Console) -> dict[str, Any
     """Runs all contests, whole runs, and runs on growing corpora."""
     console.print(f"text: {' '.join(corpus.docs)}", markup=False)
     found: dict[str, Any] = {"text": corpus.format, "contests": run_contests(corpus, folder, console)}
+    found["contests"] |= run_cutting_contests(corpus, folder, console)
     found["whole_runs"] = [measure_whole_runs(corpus, folder, size) for size in RUN_MB]
     found["growth"] = measure_growth(corpus, folder)
     show(console, [build_table("whole runs", found["whole_runs"]), build_table("growth", found["growth"])])

@@ -70,7 +70,7 @@ class Reproduce:
     @property
     def results(self) -> Path:
         """Folder of the tables."""
-        return RESULTS if self.out == OUT else self.out
+        return RESULTS if self.out.resolve() == (ROOT / OUT).resolve() else self.out
 
 
 def show_plan(

@@ -116,6 +116,16 @@ def read_site() -> dict[str, str]:
     return site | {name: value for name, value in os.environ.items() if name.startswith(OURS)}
 
 
+def choose_shards(wanted: argparse.Namespace, steps: Sequence[str]) -> list[str]:
+    """Returns the folder of the shards that `--shards` names, or of the text, or several that are not made here."""
+    text, shards = " ".join(wanted.text), wanted.shards
+    if not shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
+        raise UserError(f"--text {text}: name the folder of the shards: --shards")
+    if shards and len(shards) > 1 and "prepare" in steps:
+        raise UserError(f"--shards {' '.join(shards)}: one text makes one folder; begin with --from pretrain")
+    return shards or [f"data/{Path(text).name}"]
+
+
 def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mapping[str, str]) -> list[ChainJob]:
     """Plans the jobs from the first to the last requested step."""
     script = CLUSTER / f"{wanted.script}.slurm"
@@ -126,12 +136,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     if not steps:
         raise UserError(f"--from {wanted.first} --to {wanted.last}: the first comes after the last")
     recipe, names, seeds = wanted.recipe or own[1], find_tasks(wanted.tasks), read_number("--seeds", wanted.seeds)
-    text = " ".join(wanted.text)
-    if not wanted.shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
-        raise UserError(f"--text {text}: name the folder of the shards: --shards")
-    shards = wanted.shards or [f"data/{Path(text).name}"]
-    if len(shards) > 1 and "prepare" in steps:
-        raise UserError(f"--shards {' '.join(shards)}: one text makes one folder; begin with --from pretrain")
+    text, shards = " ".join(wanted.text), choose_shards(wanted, steps)
     run = wanted.run or f"runs/{Path(recipe).stem}"
     preparing = ["--docs", *wanted.text, "--out", *shards, *split_words("--for-prepare", wanted.for_prepare)]
     training = ["--recipe", recipe, "--data", *shards, "--out", run, *words]

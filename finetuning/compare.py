@@ -72,26 +72,30 @@ def build_table(folders: tuple[Path, ...]) -> Group:
     if not folders:
         raise UserError("name folders with results: python finetuning/compare.py runs/one/glue runs/other/glue")
     every, names = [read_results(folder) for folder in folders], shorten_names(folders)
-    figures = [*names, *["difference", "by chance"] * (len(folders) > 1)]
+    has_baseline = any(result.baseline for results in every for result in results.values())
+    figures = [*["baseline"] * has_baseline, *names, *["difference", "by chance"] * (len(folders) > 1)]
     table, notes = make_table("task", "metric", *(f">{name}" for name in figures)), []
     for task in dict.fromkeys(task for results in every for task in results):
         found = [results.get(task) for results in every]
         metric = next(result.metric for result in found if result)
-        table.add_row(task, metric, *_spell_scores(found, bool(find_unlike(found[0], found[-1]))))
+        baseline = next((result.baseline for result in found if result and result.baseline), None)
+        cheaper = [format_percent(baseline.get_score(metric) if baseline else None)] * has_baseline
+        table.add_row(task, metric, *cheaper, *_spell_scores(found, bool(find_unlike(found[0], found[-1]))))
         for name, other in zip(names[1:], found[1:], strict=True):
             unlike = find_unlike(found[0], other)
             if unlike:
                 notes.append(f"{task}: not alike ({name}): {'; '.join(unlike)}")
-    add_averages(table, every)
+    add_averages(table, every, [""] * has_baseline)
     return Group(table, *notes)
 
 
-def add_averages(table: Table, every: list[dict[str, TaskResult]]) -> None:
-    """Adds rows for GLUE's averages where a folder has them; a folder that lacks a task of one has no number there."""
+def add_averages(table: Table, every: list[dict[str, TaskResult]], blank: list[str]) -> None:
+    """Adds rows for GLUE's averages where a folder has them; a folder that lacks a task of one has no number there.
+    `blank`: the cells before the scores."""
     unlike = any(find_unlike(every[0].get(task), result) for task, result in every[-1].items())
     for row in zip(*map(compute_averages, every), strict=True):
         if any(average.score is not None for average in row):
-            table.add_row(row[0].name, "", *_spell_scores(row, unlike))
+            table.add_row(row[0].name, "", *blank, *_spell_scores(row, unlike))
 
 
 def _spell_scores(found: Sequence[TaskResult | TaskAverage | None], unlike: bool) -> list[str]:

@@ -221,6 +221,8 @@ class Predict:
     a stop."""
     nearest: Path | None = None
     """File of queries. Prints the 10 nearest texts of each. Needs --vectors."""
+    serve: str | None = None
+    """Answer requests over HTTP at this port of this machine, or at HOST:PORT, until Ctrl-C."""
     replace: Annotated[bool, Shown.SELDOM] = False
     """Replace a file that something else has made."""
     flush: Annotated[bool, Shown.SELDOM] = False

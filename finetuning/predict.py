@@ -5,6 +5,7 @@
     echo "a fine film" | python finetuning/predict.py runs/mini/glue/sst2/model
     python finetuning/predict.py runs/mini/squad1/model questions.jsonl --tsv --out answers.tsv
     python finetuning/predict.py runs/mini/export texts.txt --vectors texts.npy --nearest queries.txt
+    python finetuning/predict.py runs/mini/glue/sst2/model --serve 8000
 
 A row is a line of text, columns that are parted by tabs, a JSON object with named fields, or a row of CSV or Parquet.
 In a .csv or .tsv the first line names the columns; before rows of several texts parted by tabs it may. Every row gets
@@ -32,6 +33,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from functools import partial
 from typing import Any, BinaryIO, Literal
 
@@ -61,7 +63,10 @@ def main(arguments: list[str]) -> int:
 
 
 def predict(wanted: Predict) -> None:
-    """Reads, answers and writes rows in batches."""
+    """Reads, answers and writes rows in batches, or serves them."""
+    if wanted.serve is not None:
+        serve_rows(wanted, wanted.serve)
+        return
     for path in (*wanted.files, *([wanted.nearest] if wanted.nearest else [])):
         if path != STANDARD_INPUT and (os.path.isdir(path) or not os.path.exists(path)):
             asked = f"echo {quote(path)} | python finetuning/predict.py {quote(wanted.model)}"
@@ -81,6 +86,19 @@ def predict(wanted: Predict) -> None:
                 for answer in answers:
                     out.write(format_tsv(list_values(answer, names, path)) if wanted.tsv else format_json(answer))
                 out.flush()
+
+
+def serve_rows(wanted: Predict, address: str) -> None:
+    """Answers rows over HTTP until Ctrl-C."""
+    from finetuning.server import open_server
+
+    given = {each.name for each in fields(wanted) if getattr(wanted, each.name) != each.default}
+    if given - {"model", "serve", "dtype"}:
+        raise UserError("--serve takes rows from requests alone; leave out files and all flags but --dtype")
+    server = open_server(address)
+    server.model = load(find_fine_tuned(wanted.model), wanted.dtype)
+    print("answering at http://{}:{}; Ctrl-C ends".format(*server.server_address), file=sys.stderr, flush=True)
+    server.serve_forever()
 
 
 def predict_vectors(wanted: Predict, folder: Path) -> None:

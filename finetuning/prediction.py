@@ -24,6 +24,7 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError, quote
 from data_prep.common.launchers import World
+from data_prep.readers.tables import told_at
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.flags import Numbers
 from finetuning.inputs import Cutter, Items, Ragged
@@ -68,6 +69,8 @@ FIGURES = 9
 """Significant digits of a number: enough to distinguish neighbouring fp32 values."""
 DIGITS = 6
 """Decimals of a probability."""
+NAMES: dict[type, str] = {int: "a number", float: "a number", bool: "a boolean", type(None): "null"}
+"""What JSON calls values that are no row."""
 ANSWER_LENGTH = 384
 """Default pieces of a question with a window of its text."""
 
@@ -174,10 +177,14 @@ class Predictor(ABC):
         """Answers every row, in order: names and probabilities, as predict.py writes them."""
         if isinstance(rows, str | Mapping):
             raise UserError("one row alone; give a list of rows: model([row])")
-        if not rows:
-            return []
-        fields = self.name_fields(rows[0])
-        return self.answer([self.find_texts(row, fields) for row in rows])
+        fields, found = tuple[str, ...](), list[Texts]()
+        for number, row in enumerate(rows):
+            if not isinstance(row, str | Sequence | Mapping):
+                raise UserError(f"texts[{number}] is {NAMES.get(type(row), type(row).__name__)}, not text")
+            with told_at(f"texts[{number}]"):
+                fields = fields or self.name_fields(row)
+                found.append(self.find_texts(row, fields))
+        return self.answer(found) if found else []
 
     @abstractmethod
     def answer(self, rows: Sequence[Texts]) -> list[Answer]:

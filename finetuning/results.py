@@ -6,6 +6,7 @@ OUT/sst2/
   results.json                 all runs, the best, mean, median and spread
   model/                       the best model: a folder of transformers
   predictions/                 its predictions for dev and test
+  baseline.json                the scores of a cheaper method
   lr5e-05-seed1/               one run
     begun.json                 its settings, model and data
     results.json               its scores, once it is done; before that there are its checkpoints
@@ -22,7 +23,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json, write_json
 
 BEGUN, RESULTS, MODEL, PREDICTIONS = "begun.json", "results.json", "model", "predictions"
-PLAN = "plan.json"
+PLAN, BASELINE = "plan.json", "baseline.json"
 AVERAGES = "averages"
 """The key of OUT/results.json that is not a task."""
 Figures = dict[str, float]
@@ -85,6 +86,33 @@ class SplitScores(JsonRecord):
         """Returns the standard error of a figure of a split; None if unknown."""
         return self.spreads.get(split, {}).get(figure)
 
+    def get_figures(self) -> dict[str, Any]:
+        """Returns the values of this class alone."""
+        return {name: getattr(self, name) for name in SplitScores.model_fields}
+
+    def format_score(self, split: str, figure: str) -> str:
+        """Formats a figure of a split, in hundredths, with its standard error if that is known."""
+        return format_percent(self.scores.get(split, {}).get(figure), self.get_spread(split, figure))
+
+
+class Baseline(SplitScores):
+    """The scores of a method without a neural network, fitted to the same training items."""
+
+    how: str
+    """The method."""
+    data: dict[str, str]
+    """As in the begun.json of the runs."""
+
+    def get_score(self, metric: str) -> float:
+        """Returns a figure of the first split."""
+        return next(iter(self.scores.values()))[metric]
+
+    @classmethod
+    def find(cls, folder: Path, data: dict[str, str]) -> Baseline | None:
+        """Reads the baseline of a task's folder; None if there is none, or one of other data."""
+        found = cls.read(folder / BASELINE)
+        return found if found and found.data == data else None
+
 
 class ModelScores(SplitScores):
     """The scores of the model of one run."""
@@ -135,6 +163,8 @@ class TaskResult(SplitScores):
     degenerate: list[str] = []
     """Runs whose models give every item the same answer."""
     failed: list[str] = []
+    baseline: Baseline | None = None
+    """The scores of a cheaper method, if the task has one."""
     runs: dict[str, RunResult]
 
     @property

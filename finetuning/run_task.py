@@ -18,7 +18,9 @@ if __name__ == "__main__":
 
     begin_rank(TaskFlags)
 
-from data_prep.common.errors import UserError
+from functools import partial
+
+from data_prep.common.errors import UserError, check_all
 from finetuning.flags import Suite, TaskFlags
 from finetuning.session.session import run
 from finetuning.tasks.own import open_own, read_own
@@ -39,7 +41,7 @@ class RunTask(TaskFlags):
         """Reads the files of the tasks."""
         if not self.tasks:
             raise UserError("no task: name a TOML file that describes one; docs/own-tasks.md says what is in it")
-        return [open_own(task, setup) for task in self.tasks]
+        return check_all(*(partial(open_own, task, setup) for task in self.tasks))
 
 
 if __name__ == "__main__":

@@ -151,6 +151,8 @@ class FineTuning(Computing):
     """Evaluations of dev in an epoch; there is always one at the end."""
     patience: Count = 0
     """Stop after this number of evaluations without a better score, and keep the best weights; 0: train to the end."""
+    no_baseline: Annotated[bool, May.CHANGE_BETWEEN_STARTS] = False
+    """Leave out the score of a cheaper method."""
     dropout: DropoutShares = DropoutShares()
     """Dropout."""
     search: Annotated[Search, May.CHANGE_BETWEEN_STARTS] = Search()

@@ -62,11 +62,11 @@ class Export:
     """Makes a folder that transformers loads from a run, and checks that it computes the same."""
 
     removed: ClassVar = {
-        "checkpoint": Removed(None, "name the checkpoint in place of the run: RUN/checkpoints/step-00001000"),
+        "checkpoint": Removed(None, "name the checkpoint in place of the run: RUN@1000"),
         "average": Removed(None, "give the train.py command of the run again, with --checkpoints.average N"),
     }
     run: Annotated[Path, tyro.conf.Positional]
-    """A run, a checkpoint of one, or a folder of transformers."""
+    """A run, a checkpoint of one (RUN@STEP), or a folder of transformers."""
     out: Path
     """Folder to write; an earlier export of the same model in it is renewed."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"

@@ -22,8 +22,8 @@ WINGS = {
     "huggingface / data / objectives optimizers / architectures / answering / model / mesh / reporting processes / "
     "devices flags",
     "finetuning": "run_glue run_squad run_swag run_ner run_task run_pairs predict evaluate_squad compare fetch / "
-    "vectors / session prediction reference / flags / running / tasks model averages / files inputs settings / "
-    "results scale",
+    "server / vectors / session prediction / flags / running / tasks model averages / "
+    "files inputs settings / results scale",
 }
 """The wings of a floor of the house, from above, neighbours between slashes: imports fall."""
 

@@ -7,6 +7,7 @@ batches as the start before it, so that a run that was stopped continues exactly
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,14 +19,16 @@ from torch import Tensor
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import SharedError, UserError
+from data_prep.common.progress import duration
 from data_prep.common.reading import parse_overrides
 from data_prep.common.toml_text import dotted, toml_value
 from finetuning.inputs import Encoded, Items, Ragged
 from finetuning.model.features import FrozenEncoders
 from finetuning.model.heads import TaskBatch, TaskModel
-from finetuning.results import Figures, ModelScores
-from finetuning.running.base import Base, read_fine_tuned
+from finetuning.results import BASELINE, Baseline, Figures, ModelScores
+from finetuning.running.base import Base, Run, read_fine_tuned
 from finetuning.running.batches import count_pieces, encode_in_order, make_evaluation_batches, pack, split_by_pieces
+from finetuning.running.records import describe
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
 from pretraining.architectures.weights import Kind
@@ -161,6 +164,25 @@ def add_certainty(task: Task, scores: dict[str, Figures], outputs: Outputs) -> M
     figures = {name: {split: each[name] for split, each in certain.items()} for name in ("items", "spreads", "classes")}
     first = next(iter(task.dev))
     return ModelScores(scores=scores, **figures, degenerate=task.is_degenerate(first, outputs[first]))
+
+
+def write_baseline(run: Run) -> Iterator[str]:
+    """Scores the baseline of the task of a run that trains, and writes it into the task's folder, unless it is there
+    for this data; yields lines for the user. It never fails the command."""
+    task, folder, data, began = run.task, run.folder.parent, run.begun.data, time.monotonic()
+    if not run.trains or Baseline.find(folder, data):
+        return
+    try:
+        found = task.answer_by_baseline()
+    except (ImportError, ValueError) as error:  # no word in any text
+        cure = "; pip install scikit-learn" * isinstance(error, ImportError)
+        yield f"{task.name}: no baseline: {error}{cure}"
+        return
+    if found is not None:
+        how, outputs = found
+        scored = add_certainty(task, score_splits(task, outputs), outputs)
+        Baseline(how=how, data=data, **scored.get_figures()).write(folder / BASELINE)
+        yield f"{task.name}: baseline, {how}: {describe(scored, task.metric)}  ({duration(time.monotonic() - began)})"
 
 
 def list_layout_overrides(base: Base, vectors: bool, overrides: Sequence[str]) -> list[str]:

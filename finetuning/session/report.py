@@ -22,7 +22,7 @@ from data_prep.common.terminal import make_table
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
-from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, SplitScores, TaskResult, format_percent
+from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, Baseline, RunResult, TaskResult, format_percent
 from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
@@ -107,12 +107,13 @@ def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskRe
         mean=mean(scores) if scores else None,
         median=median(scores) if scores else None,
         spread=[min(scores), max(scores)] if scores else None,
-        **{name: getattr(kept, name) for name in SplitScores.model_fields},
+        **kept.get_figures(),
         data=data,
         unanswered=[] if best is None else late,
         degenerate=[name for name, result in runs.items() if result.degenerate],
         failed=[name for name, result in runs.items() if result.failed],
         runs=runs,
+        baseline=Baseline.find(folder, data),
     )
     result.write(folder / RESULTS)
     return result
@@ -161,7 +162,8 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     lines on what to do next."""
     runs = make_table("task", "run", ">score", ">time", "")
     tasks = make_table("task", "metric", ">best", ">mean", ">median", ">lowest", ">highest", ">runs")
-    scores = make_table("task", "split", ">items", "score of the best run", "± by chance")
+    others = ["baseline"] * any(result.baseline for result in results)
+    scores = make_table("task", "split", ">items", "score of the best run", "± by chance", *others)
     for result in results:
         for name, run in sorted(result.runs.items(), key=lambda own: (own[1].score is None, -(own[1].score or 0.0))):
             took = "" if run.seconds is None else duration(run.seconds)
@@ -172,10 +174,15 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
         tasks.add_row(result.task, result.metric, *figures, str(len(result.runs)))
         for split, table in result.scores.items():
             place = (result.task, split, f"{result.items[split]:,}" if split in result.items else "")
-            for name, value in table.items():
-                scores.add_row(*place, name, format_percent(value, result.get_spread(split, name)))
+            for name in table:
+                each = (known.format_score(split, name) for known in (result, result.baseline) if known)
+                scores.add_row(*place, name, *each)
     yield from ("", runs, "", tasks, "", scores, "")
     yield from describe_averages(every)
+    for result in results:
+        if result.baseline:
+            is_better = result.score is not None and result.baseline.get_score(result.metric) > result.score
+            yield f"{result.task}: baseline: {result.baseline.how}{', better than the best run' * is_better}"
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
         if result.unanswered:
@@ -214,9 +221,10 @@ def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, titl
         for split, style in zip(dict.fromkeys(scored) if name == best else scored[:1], ("-", "--", ":"), strict=False):
             epochs, scores = _read_column(records, "epoch", split)
             label = split.removesuffix(f"/{metric}") if name == best else None
-            right.plot(epochs, 100 * scores, color=color, linestyle=style, marker="o", label=label)
+            right.plot(epochs, 100 * scores, color=color, linestyle=style, marker="o", label=label, clip_on=False)
     left.set(xlabel="step", ylabel="loss of training")
     right.set(xlabel="epoch", ylabel=f"{metric} × 100")
+    right.set_ylim(top=min(right.get_ylim()[1], 100.0))
     if right.get_legend_handles_labels()[1]:
         right.legend(frameon=False)
     colours = f"\nblue: {best}, grey: the other runs" if best and len(metrics) > 1 else ""

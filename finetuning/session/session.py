@@ -36,7 +36,7 @@ from finetuning.results import PLAN, RESULTS
 from finetuning.running import search
 from finetuning.running.base import RUNS, Base, Run, find_model, find_order, list_casing_doubts, summarize_model
 from finetuning.running.folders import refuse_without_class
-from finetuning.running.outputs import list_layout_overrides
+from finetuning.running.outputs import list_layout_overrides, write_baseline
 from finetuning.session import report, workers
 from finetuning.session.item_checks import check_items
 from finetuning.settings import FORM, load_settings
@@ -170,6 +170,9 @@ class Session:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
+                for runs in self.runs.values() if self.leads and not self.settings.no_baseline else ():
+                    for line in write_baseline(runs[0]):  # before the models, whose cards have it
+                        self._print(line)
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
             if jobs > 1:

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from data_prep.common.arrays import Array, ranges
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing
 from finetuning.files.splits import find_ner, name_files
 from finetuning.files.tag_files import DOCUMENT, HUB_TAGS, Fields, Sentence, hold_out, read_sentences
@@ -137,7 +138,8 @@ def open_tags(
     Without `dev`, the share `held_out` of `train` takes its place. Without `train`, the labels are the model's.
     """
     notes = [name_files(files)]
-    splits = {split: read_sentences(paths, fields, split != "test") for split, paths in files.items()}
+    reads = (partial(read_sentences, paths, fields, split != "test") for split, paths in files.items())
+    splits = dict(zip(files, check_all(*reads), strict=True))
     if "dev" not in splits:
         train, dev, note = hold_out(files["train"][0], splits["train"], held_out)
         splits = {"train": train, "dev": dev, **{split: each for split, each in splits.items() if split != "train"}}
@@ -194,6 +196,20 @@ class Tagging(Task):
             counts = {tag[2:]: count for tag, count in counts.items() if tag.startswith("B-")}
         answers = [each.tobytes() for each in np.split(tags, ends[:-1])]
         return Seen((texts,), answers, counts=counts)
+
+    def answer_by_baseline(self) -> tuple[str, dict[str, Ragged]] | None:
+        """Gives every word its most frequent tag in train, of equally frequent ones the more frequent overall, and an
+        unknown word the most frequent tag overall."""
+        words, tags = self._get_tagged("train")
+        total = np.bincount(tags, minlength=len(self.head.labels))
+        counts = Counter(zip(words.texts, tags.tolist(), strict=True))
+        best = dict(sorted(counts, key=lambda pair: (counts[pair], total[pair[1]], -pair[1])))  # the last one stays
+        found, common = {}, int(total.argmax())
+        for split in self.dev:
+            asked, _ = self._get_tagged(split)
+            said = [best.get(word, common) for word in asked.texts]
+            found[split] = Ragged(np.eye(len(total), dtype=np.float32)[said], asked.sentence_ends)
+        return "most frequent tag of each word", found
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores entities, right if their words and type are, as the official conlleval does; and words."""

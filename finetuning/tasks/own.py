@@ -10,15 +10,16 @@ label = "stars"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from data_prep.common.arrays import Array
-from data_prep.common.errors import Checks, UserError
+from data_prep.common.errors import Checks, UserError, check_all
 from data_prep.common.files import absence
 from data_prep.common.locks import LOCK
 from data_prep.common.reading import Form, read_settings
@@ -79,6 +80,11 @@ class OwnTask(Section):
     for vectors mrr@10, or spearman for scores)."""
 
     @property
+    def has_label(self) -> bool:
+        """Whether the file names a label."""
+        return "label" in self.model_fields_set
+
+    @property
     def fields(self) -> tuple[str, ...]:
         """The columns of texts."""
         second = (self.second,) * bool(self.second) if isinstance(self.second, str) else self.second
@@ -100,12 +106,13 @@ def open_own(path: Path, setup: Setup) -> Task:
     if own.kind == "tags":
         named = Fields(own.text, (own.label,))
         return open_tags(own.name, paths, replace(setup, trained=trained), named, own.held_out)
-    tables = {split: read_table(place) for split, place in places.items()}
+    reads = (partial(_read_columns, own, split, place) for split, place in places.items())
+    _, *found = check_all(partial(_check_metric, own, path, list_figures(own)), *reads)
+    tables = dict(zip(places, found, strict=True))
     notes = [name_files(paths)]
     is_of_vectors = own.kind == "embeddings"
     head, metrics, items = _read_items(own, tables, setup, trained)
-    if own.metric and own.metric not in metrics:
-        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
+    _check_metric(own, path, metrics)
     if "dev" not in items:
         items, note = hold_out(places["train"], items, own.held_out, slice(1, 2) if is_of_vectors else slice(None))
         notes.append(note)
@@ -113,9 +120,28 @@ def open_own(path: Path, setup: Setup) -> Task:
     return EmbeddingTask(*known, setup.settings.embeddings.widths) if is_of_vectors else SentenceTask(*known)
 
 
+def list_figures(own: OwnTask) -> tuple[str, ...]:
+    """Lists the figures of a kind of task."""
+    return RANKED if own.kind == "embeddings" and not own.has_label else tuple(scores.METRICS[own.kind])
+
+
+def _check_metric(own: OwnTask, path: Path, metrics: Sequence[str]) -> None:
+    """Raises UserError for a metric that is none of these."""
+    if own.metric and own.metric not in metrics:
+        raise UserError(f"{path}: metric = {own.metric!r}: here there is {', '.join(metrics)}")
+
+
+def _read_columns(own: OwnTask, split: str, place: Path) -> TextTable:
+    """Reads the file of a split; UserError for all columns that it lacks."""
+    table, answers = read_table(place), own.labels if own.kind == "labels" else (own.label,)
+    needs_answers = split != "test" and (own.kind != "embeddings" or own.has_label)
+    check_all(*(partial(table.column, name) for name in (*own.fields, *(answers if needs_answers else ()))))
+    return table
+
+
 def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | None) -> Read:
     """Reads texts, pairs, or texts that belong together, with their classes, labels or scores."""
-    is_of_vectors, has_label = own.kind == "embeddings", "label" in own.model_fields_set
+    is_of_vectors, has_label = own.kind == "embeddings", own.has_label
     read = read_full_column if is_of_vectors else TextTable.column
     texts = {split: tuple(read(table, field) for field in own.fields) for split, table in tables.items()}
     make = EmbeddingItems if is_of_vectors else SentenceItems
@@ -124,7 +150,9 @@ def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | 
     else:
         classes = own.labels or trained.labels if trained else _list_classes(own, tables["train"])
         head = TaskHead(own.kind, classes)
-    metrics = RANKED if is_of_vectors and not has_label else _list_metrics(head)
+    metrics = list_figures(own)
+    if head.kind == "classes" and len(head.labels) != 2:
+        metrics = tuple(name for name in metrics if name != "f1")
     items, first_label = dict[str, SentenceItems](), own.labels[0] if own.kind == "labels" else own.label
     for split, table in tables.items():
         labels = None
@@ -148,7 +176,7 @@ def read_own(path: Path) -> OwnTask:
 
 def _check_keys(own: OwnTask) -> Checks:
     """Checks combinations of keys."""
-    has_label = "label" in own.model_fields_set
+    has_label = own.has_label
     yield own.kind != "tags" or not own.second, 'second: kind = "tags" takes one text'
     takes_more = own.kind == "embeddings" and not has_label
     yield takes_more or len(own.fields) < 3, 'second: only kind = "embeddings" without label takes several passages'
@@ -179,12 +207,6 @@ def _list_classes(own: OwnTask, train: TextTable) -> tuple[str, ...]:
         fault = f"all labels are {values[0]!r}, so there is nothing to learn"
         raise UserError(f"{train.path}: {fault}; name more in labels")
     return tuple(sorted(found, key=lambda value: (int(value) if value.isdecimal() else float("inf"), value)))
-
-
-def _list_metrics(head: TaskHead) -> tuple[str, ...]:
-    """Lists the figures of a task, the default first."""
-    every = tuple(scores.METRICS[head.kind])
-    return every if head.kind != "classes" or len(head.labels) == 2 else tuple(name for name in every if name != "f1")
 
 
 def _read_labels(own: OwnTask, head: TaskHead, table: TextTable) -> Array:

@@ -19,7 +19,7 @@ from finetuning.files.splits import choose_held_out
 from finetuning.inputs import Cutter, Encoded, Ragged
 from finetuning.results import Figures, name_predictions_file
 from finetuning.scale import ScoreScale
-from finetuning.tasks import scores
+from finetuning.tasks import baselines, scores
 from finetuning.tasks.scores import Certainty, bootstrap_spreads, describe_classes, estimate_share_spread
 from finetuning.tasks.task import Column, PieceLengths, Seen, Task
 from pretraining.architectures.weights import TaskHead
@@ -112,6 +112,15 @@ class SentenceTask(Task):
             return seen
         many = labels.sum(0) if self.head.kind == "labels" else np.bincount(labels[:, 0], minlength=len(names))
         return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
+
+    def answer_by_baseline(self) -> tuple[str, dict[str, Ragged]] | None:
+        """Fits a linear model to words, or measures the overlap of pairs that have a score; None for other kinds."""
+        train = self.train
+        if self.head.kind not in ("classes", "labels", "score"):
+            return None
+        assert train.labels is not None
+        asked = {split: items.texts for split, items in self.dev.items()}
+        return baselines.answer_texts(self.head, train.texts, train.labels, asked)
 
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Computes the figures of a split of `dev`."""

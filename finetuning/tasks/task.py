@@ -97,6 +97,11 @@ class Task(ABC):
         model is trained."""
         return None
 
+    def answer_by_baseline(self) -> tuple[str, dict[str, Ragged]] | None:
+        """Fits the cheapest usual method to the training items; returns its name and its outputs for all splits of
+        `dev`, or None if the task has none. ImportError where a library of it is missing."""
+        return None
+
     @abstractmethod
     def score(self, split: str, outputs: Ragged) -> Figures:
         """Scores a split of `dev`. `outputs` has the logits of its items in order: (1, labels) of each item, (1, 1) for

@@ -168,12 +168,12 @@ class Phase(Section):
     """First embeddings of positions that no earlier phase trained: `drawn` at random, as in the paper, or `copied` from
     trained positions."""
     mix: Annotated[dict[str, Share] | None, InsteadOf(("mix_temperature",))] = None
-    """Share of the sequences from each corpus of --data: { wiki = 0.7, books = 0.3 } (default: in proportion to
-    their numbers of examples). A corpus that is not named is not read."""
+    """Shares of the sequences by corpus of --data: { wiki = 0.7, books = 0.3 }; others are not read (default: by
+    numbers of examples)."""
     last_mix: dict[str, Share] | None = None
-    """Shares at the end of the phase, which `mix` moves to linearly (default: those of mix)."""
+    """Shares at the end of the phase; they move linearly (default: they stay)."""
     mix_temperature: Annotated[Share | None, InsteadOf(("mix",))] = None
-    """Shares in proportion to the numbers of examples to this power, instead of `mix`; 0: all corpora alike."""
+    """Shares by numbers of examples to this power; 0: all alike."""
     decay_from: Annotated[Literal["warmup", "start"], OfSchedule(("linear", "polynomial", "cosine"))] = "warmup"
     """Where decay begins; with `start` (original BERT, NVIDIA), the warm-up replaces the decay's first part."""
 

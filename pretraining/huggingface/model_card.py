@@ -190,6 +190,8 @@ class TaskProvenance:
     """The scores of each split that was scored, as fractions."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Hyper-parameters by their names: learning rate, batch, epochs, seed."""
+    baseline: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    """The scores of a cheaper method, by its name."""
 
 
 def make_model_card(shape: Shape, folder: Path, length: int, licence: str | None, provenance: Provenance | None) -> str:
@@ -229,7 +231,8 @@ def make_task_card(
     use, says = USES[head.kind]
     theirs, parameters = is_theirs(shape, head), count_parameters(list_weights(shape, head))
     labels = {"labels": ", ".join(head.labels)} if head.labels else {}
-    scores = {split: {name: round(value, 4) for name, value in found.items()} for split, found in made.scores.items()}
+    tables = {"Data": {"items": made.items}, "Training": made.settings, "Scores": _round_scores(made.scores)}
+    tables |= {f"Baseline: {how}": _round_scores(found) for how, found in made.baseline.items()}
     return _render(
         "task_card.md.jinja",
         *(shape, folder, length, theirs),
@@ -241,8 +244,12 @@ def make_task_card(
         command="predict.py",
         says=says,
         made=made,
-        scores=scores,
+        tables=tables,
     )
+
+
+def _round_scores(scores: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    return {split: {name: round(value, 4) for name, value in table.items()} for split, table in scores.items()}
 
 
 def warn_of_classifiers(shape: Shape) -> str:

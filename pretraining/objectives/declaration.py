@@ -52,9 +52,11 @@ what it costs (`costs.py`) and what it exports (`exports.py`). The file's name i
     OBJECTIVE = LeftToRight()
 
 `make recipes-page` then writes its name into docs/recipes.md. A head that is exported must be one that the architecture
-declares, as `masked_head`, which predicts pieces; `build` makes other heads too. Settings of its own are a class that
-derives from `ObjectiveSettings`, as in `mlm.py`; methods read them from `self.settings`, which has the defaults where
-there is no recipe. Nothing here loads PyTorch: heads are modules of `model/`, which methods import.
+declares, as `masked_head`, which predicts pieces; `build` makes other heads too. A subclass of another objective
+declares its own `learns` and `describe_heads`, and does not inherit `tag`, `reading` and `loading_remark`. Settings of
+its own are a class that derives from `ObjectiveSettings`, as in `mlm.py`; methods read them from `self.settings`, which
+has the defaults where there is no recipe. Nothing here loads PyTorch: heads are modules of `model/`, which methods
+import.
 """
 
 from __future__ import annotations

@@ -21,10 +21,15 @@ class ObjectiveExports(ABC):
     """whether config.json of an export names it, because its class in transformers fits another objective too"""
     reading: ClassVar[str] = ""
     """how to read the logits of its exports, if that is unusual"""
-    tag: ClassVar[str]
+    tag: ClassVar[str] = "feature-extraction"
     """the task of such models on the hub"""
     loads_as: ClassVar[str]
     """the class of transformers that loads the model with its predictions"""
+
+    def __init_subclass__(cls) -> None:
+        """Resets what a parent says of the use of its exports: the subclass predicts something else."""
+        for name in {"reading", "tag", "loading_remark"} - {*vars(cls)}:
+            setattr(cls, name, vars(ObjectiveExports)[name])
 
     @abstractmethod
     def logits(self, model: PretrainingModel, seen: Tensor, batch: PretrainingBatch) -> dict[str, Tensor]:

@@ -68,7 +68,6 @@ class Hybrid(MaskedPieces):
     shift, named_in_config = 1, True
     learns = "predicts masked pieces and, in some sequences, every next piece"
     reading = "The logits at a piece predict the next one: for a `[MASK]`, read those at the piece before it."
-    tag = "feature-extraction"
     figures: ClassVar[tuple[Figure, ...]] = tuple(
         figure for figure in (*MaskedPieces.figures, *LeftToRight.figures) if figure.name != "perplexity"
     )

@@ -74,7 +74,7 @@ class ReplacedPieces(MaskedPieces):
     logits_at_once = 1024
     learns = "finds replaced pieces"
     sum_of_pieces, can_be_shared = None, False
-    tag, loads_as = "feature-extraction", "AutoModelForPreTraining"
+    loads_as = "AutoModelForPreTraining"
     figures: ClassVar[tuple[Figure, ...]] = (
         Figure("masked_loss", "generator's loss", "nats", "cross-entropy of a masked piece", "masked-word loss"),
         Figure("masked_accuracy", "generator's accuracy", "%", "masked pieces that are the generator's first choice"),

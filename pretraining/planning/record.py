@@ -60,9 +60,11 @@ def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Recor
     yield "checkpoints_kept", {"planned": target.recipe.checkpoints.keep}
     yield "export_GB", {"planned": 4 * parameters / 1e9}
     amounts = [("preparation_core_hours_per_GB_of_text", 1e9, PREPARED)]
-    if (data := target.manifest) is not None:
-        yield "shards_GB", {"planned": (data.bytes + sum(file.size for file in data.kept)) / 1e9}
-        amounts.append(("preparation_core_hours", data.corpus.text_bytes, PREPARED))
+    if target.corpora is not None:
+        data = [part.manifest for part in target.corpora.parts]
+        stored = sum(each.bytes + sum(file.size for file in each.kept) for each in data)
+        yield "shards_GB", {"planned": stored / 1e9}
+        amounts.append(("preparation_core_hours", sum(each.corpus.text_bytes for each in data), PREPARED))
     elif (read := sum_known(map(_count_bytes, plan.phases))) is not None:
         source = f"text that is read {USUAL_EPOCHS} times, as BERT's, or once"
         yield "shards_GB", {"low": read / USUAL_EPOCHS / 1e9, "high": read / 1e9, "source": source}

@@ -33,6 +33,7 @@ from pretraining.huggingface.weights import list_weights, repeat_segment
 from pretraining.model.shape import DROPOUT, Shape
 from pretraining.objectives.declaration import choose_way, configure_objective, find_objective
 from pretraining.optimizers.declaration import describe_settings
+from pretraining.training.request import Branch
 
 
 @dataclass(frozen=True)
@@ -77,9 +78,10 @@ class Exportable:
 def export(wanted: Export, average: int | None = None) -> Exported:
     """Reads a model, or the average of this many last checkpoints of a run, converts it, writes it as a folder of
     transformers and compares what is read back from there; one process does it."""
-    out, own = wanted.out.resolve(), [(wanted.run / name).resolve() for name in (EXPORT, AVERAGED)]
-    with nullcontext() if out in own else making([wanted.out], "export.py", [wanted.run], wanted.replace):
-        model, dtype = read_source(wanted.run, average), getattr(torch, wanted.dtype)
+    source = wanted.run if os.path.exists(wanted.run) else Branch.parse(str(wanted.run)).find()
+    out, own = wanted.out.resolve(), [(source / name).resolve() for name in (EXPORT, AVERAGED)]
+    with nullcontext() if out in own else making([wanted.out], "export.py", [source], wanted.replace):
+        model, dtype = read_source(source, average), getattr(torch, wanted.dtype)
         special = read_vocabulary(model.vocabulary).special
         shape = choose_way(model.shape, wanted.sees, str(wanted.run))
         shape = find_architecture(shape.architecture).fit_vocabulary(shape, special)

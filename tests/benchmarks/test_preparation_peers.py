@@ -1,6 +1,10 @@
 """The original generator, a peer of data preparation, does what it is said to do; and the command that measures it."""
 
+import io
 import pickle
+import time
+import types
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from benchmarks import preparation
 from benchmarks.generators import ExamplesJob, OriginalGenerator
 from benchmarks.measure import read_results
 from benchmarks.preparation import Preparation
+from data_prep.vocabulary.kinds.declaration import list_kinds
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 
 LETTERS = [chr(number) for number in range(33, 127)]
@@ -64,6 +69,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Very little text."""
     monkeypatch.setattr(preparation, "PEER_MB", (0.01,))
     monkeypatch.setattr(preparation, "RUN_MB", (0.01,))
+    monkeypatch.setattr(preparation, "CUT_MB", 0.01)
     monkeypatch.setattr(preparation, "ROUNDS", 1)
     monkeypatch.setattr(preparation, "measure_growth", lambda *_: [])
     return monkeypatch
@@ -82,10 +88,49 @@ def test_the_command_measures_all_sides_in_turns(tmp_path: Path, few: pytest.Mon
     for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
         path.rename(path.parent / f"wiki_{number:02}")
     found = measure(tmp_path, few)
-    assert (found["benchmark"], len(found["contests"]), len(found["whole_runs"])) == ("preparation", 2, 1)
-    for contest in found["contests"].values():
+    assert (found["benchmark"], len(found["whole_runs"])) == ("preparation", 1)
+    of_generators = [each for each in found["contests"].values() if "length" in each]
+    assert len(of_generators) == 2
+    for contest in of_generators:
         assert list(contest["sides"]) == ["cloze", "original", "tokenizers alone"]
         assert set(contest["times_as_fast_as"]) == {"original", "tokenizers alone"}
+
+
+def test_encoders_take_turns_with_their_peers_and_a_peer_that_is_missing_is_named(
+    tmp_path: Path, few: pytest.MonkeyPatch
+) -> None:
+    cut, console = dict[str, list[str]](), Console(file=io.StringIO(), width=150)
+
+    class Peer(types.ModuleType):
+        def Tokenizer(self, pipeline: Any) -> Any:  # noqa: N802
+            def encode_batch(sentences: list[str], **options: bool) -> None:
+                assert not any(options.values())
+                cut[self.__name__] = sentences
+                end = time.process_time() + 0.001
+                while time.process_time() < end:
+                    pass
+
+            return types.SimpleNamespace(encode_batch=encode_batch)
+
+    few.setenv("CLOZE_DATA", str(tmp_path))
+    VOCABULARY.write(tmp_path)
+    write_wiki(tmp_path / "wiki" / "AA", documents=5)
+    for number, path in enumerate(sorted((tmp_path / "wiki" / "AA").iterdir())):
+        path.rename(path.parent / f"wiki_{number:02}")
+    list_kinds()["bytelevel"].train(Counter(), 300, True).write(tmp_path / "bpe/gpt2")
+    text = preparation.SourceText.find(tmp_path)
+    few.setattr(preparation, "find_missing_packages", lambda name: [name])
+    assert preparation.run_cutting_contests(text, tmp_path, console) == {}
+    assert "gigatoken or " in console.file.getvalue()  # type: ignore[attr-defined]
+    few.setattr(preparation, "find_missing_packages", lambda name: [])
+    few.setattr(preparation, "import_module", Peer)
+    found = preparation.run_cutting_contests(text, tmp_path, console)
+    assert [list(contest["sides"]) for contest in found.values()] == [["cloze", "nanotoken"], ["cloze", "gigatoken"]]
+    assert (
+        cut["nanotoken"]
+        == cut["gigatoken"]
+        == [line.strip() for line in (tmp_path / "pieces.txt").read_text().split("\n")]
+    )
 
 
 @pytest.mark.slow

@@ -1,14 +1,9 @@
 """The files that predict.py reads and writes, and answers for a program that waits for each of them."""
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
-import urllib.error
-import urllib.request
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ROOT
-from support.commands import start, wait_for
+from support.commands import start
 from support.fine_tuned_models import Ask
-from support.processes import free_port
 
 from finetuning import predict
 from finetuning.prediction import load
@@ -167,7 +161,7 @@ def test_a_sentence_is_no_file(folders: dict[Kind, Path], ask: Ask) -> None:
         assert told in ask("classes", sentence, code=2)
 
 
-# Through a pipe, and over HTTP as docs/predicting.md shows
+# Through a pipe
 
 
 TEXTS = ["a fine film", "", "word1 word2 xyz?"]
@@ -188,48 +182,3 @@ def test_each_row_of_a_pipe_is_answered_before_the_next_and_ctrl_c_ends_it_witho
         assert json.loads(asked.stdout.readline())["label"] == answer["label"]
     asked.send_signal(signal.SIGINT)
     assert (asked.stderr.read(), asked.wait()) == ("", -signal.SIGINT)
-
-
-def ask_at_once(port: int, clients: int, body: bytes) -> set[bytes]:
-    """What the server answers clients that are all connected before the first of them asks."""
-    request = b"POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with ExitStack() as stack:
-        opened = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(clients)]
-        for each in opened:
-            each.sendall(request)
-        return {each.makefile("rb").read().partition(b"\r\n\r\n")[2] for each in opened}
-
-
-@pytest.mark.slow
-def test_the_server_of_the_page_answers(model: Path, tmp_path: Path) -> None:
-    page, port = (ROOT / "docs" / "predicting.md").read_text(), free_port()
-    (code,) = (block for block in page.split("```python\n") if "HTTPServer" in block)
-    code = code.partition("```")[0].replace("runs/seeds/sst2/model", str(model)).replace("8000", str(port))
-    assert len([line for line in code.splitlines() if line]) <= 25
-    (tmp_path / "server.py").write_text(code)
-    place = {**os.environ, "PYTHONPATH": str(ROOT)}
-    server = subprocess.Popen([sys.executable, tmp_path / "server.py"], env=place, stderr=subprocess.DEVNULL)
-
-    def ask(rows: object = TEXTS) -> Any:
-        request = urllib.request.Request(f"http://127.0.0.1:{port}", json.dumps(rows).encode())
-        with urllib.request.urlopen(request, timeout=30) as found:
-            return json.load(found)
-
-    def answers() -> bool:
-        assert server.poll() is None
-        try:
-            return len(ask()) == len(TEXTS)
-        except OSError:
-            return False
-
-    try:
-        wait_for(answers)
-        assert [each["label"] for each in ask()] == [each["label"] for each in load(model)(TEXTS)]
-        for wrong in ({"text": "a"}, "ab", 5, [5], [None], [{"other": "a"}], [["a", "b", "c"]], ["a", ["b", "c"]]):
-            with pytest.raises(urllib.error.HTTPError, match="400") as refused:
-                ask(wrong)
-            assert json.load(refused.value)["error"]
-        assert ask_at_once(port, 300, json.dumps(TEXTS[:1]).encode()) == {json.dumps(ask(TEXTS[:1])).encode()}
-    finally:
-        server.kill()
-        server.wait()

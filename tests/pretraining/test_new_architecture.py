@@ -26,6 +26,15 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return copy_packages(tmp_path_factory.mktemp("copy"), pretraining__architectures__bag=text)
 
 
+def test_the_command_of_the_page_trains_it(copy: Path, place: Place) -> None:
+    """It leaves out next sentences, for which the bag has no head, and needs no second segment."""
+    page = (ROOT / "docs/architectures.md").read_text()
+    [words] = re.findall(r"^python pretraining/train.py .*(--model.architecture bag .*)$", page, re.MULTILINE)
+    said = run_entry(copy, TRAIN, *place.command("page", *words.split(), *FEW))
+    assert "next sentences are left out: the model learns from masked pieces alone" in said
+    assert json.loads((place.folder / "page/export/config.json").read_text())["segments"] == 1
+
+
 def test_an_architecture_is_one_file(copy: Path, place: Place) -> None:
     said = run_entry(copy, TRAIN, *place.command("run", *BAG, *FEW))
     for line in (

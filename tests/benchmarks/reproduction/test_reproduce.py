@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from rich.console import Console
 from support.commands import assert_refusal
 from support.reproduction import LACKING, Place, StandIn, by_words, read_result
@@ -247,6 +248,20 @@ def test_no_command_is_run_twice_and_a_table_that_was_interrupted_goes_on(place:
     assert first.ran + second.ran == whole.ran
     place.complete("table5", again)
     assert again.ran == []
+
+
+def test_a_table_elsewhere_leaves_the_kept_results_alone_also_if_it_is_interrupted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As does the usual folder's name below another current folder."""
+    kept = place.folder / "kept"
+    monkeypatch.setattr(reproduce, "RESULTS", kept)
+    assert place.make("table5", StandIn(killed_at=3)) == Code.INTERRUPTED
+    assert f"kept in {place.folder}" in place.shown
+    assert not kept.exists()
+    assert Reproduce("table5", out=ROOT / reproduce.OUT).results == kept
+    monkeypatch.chdir(place.folder)
+    assert Reproduce("table5").results != kept
 
 
 def test_a_table_goes_on_from_results_that_are_kept(place: Place) -> None:

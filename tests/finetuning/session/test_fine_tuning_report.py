@@ -90,6 +90,22 @@ def test_names_are_shown_as_they_are_and_files_lead_to_their_folders(tmp_path: P
     assert note.startswith("sst2: not alike (c): one run and the best of 2")
 
 
+def test_a_baseline_stands_before_the_scores_and_one_that_is_better_is_called_so(tmp_path: Path) -> None:
+    """A task without one has none there."""
+    paths = [write(tmp_path / name, sst2=0.8, swag=0.5) for name in ("a", "b")]
+    baseline = {"how": "TF-IDF", "data": {}, "scores": {"dev": {"accuracy": 0.85}}}
+    found = json.loads((tmp_path / "b" / "results.json").read_text())
+    found["sst2"]["baseline"] = baseline
+    (tmp_path / "b" / "results.json").write_text(json.dumps(found))
+    header, first, second = (line.split() for line in run_main(main, *paths).splitlines())
+    assert (header[:4], first[:5]) == ("task metric baseline a".split(), "sst2 accuracy 85.0 80.0 80.0".split())
+    assert second[:4] == "swag accuracy 50.0 50.0".split()
+    for score, better in ((0.8, True), (0.9, False)):
+        known = TaskResult.model_validate({**found["sst2"], "task": "t", "score": score})
+        lines = [part for part in report.build_summary([known], tmp_path, []) if isinstance(part, str)]
+        assert f"t: baseline: TF-IDF{', better than the best run' * better}" in lines
+
+
 # GLUE's averages
 
 
@@ -209,6 +225,8 @@ def test_curves_show_losses_and_the_scores_of_every_split(tmp_path: Path) -> Non
     assert [line.get_xydata().tolist() for line in blue] == [[[1, 50], [2, 70]], [[1, 25], [2, 35]]]
     assert {"dev_matched", "dev_mismatched", "mnli\nblue: one, grey: the other runs"} <= set(texts(figure))
     assert right.get_ylabel() == "accuracy × 100"  # of which split, the legend says
+    perfect: Any = report.draw_curves({"one": write_metrics(tmp_path / "p.jsonl", 9, 0.9, 1.0)}, "one", "accuracy", "t")
+    assert perfect.axes[1].get_ylim()[1] == 100
     one, two = (found for line in left.lines if (found := list(line.get_ydata())))
     assert one == two
     assert one[:2] == pytest.approx([1, (1 + 1 / 2) / 2])

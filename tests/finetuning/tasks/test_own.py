@@ -15,6 +15,7 @@ from conftest import ROOT
 from support.commands import refusal
 from support.tasks import CUTTER, encode, labels, laid_out, rows, saying
 
+from finetuning.run_task import RunTask
 from finetuning.settings import FineTuning
 from finetuning.tasks.own import OwnTask, open_own, read_own
 from finetuning.tasks.scores import METRICS
@@ -31,8 +32,11 @@ def write(folder: Path, files: dict[str, str]) -> Path:
     return folder / "task.toml"
 
 
+SETUP = Setup(CUTTER, FineTuning())
+
+
 def open_task(path: Path) -> Any:
-    return open_own(path, Setup(CUTTER, FineTuning()))
+    return open_own(path, SETUP)
 
 
 CLASSES = 'name = "reviews"\nkind = "classes"\ntrain = "data/train.csv"\ndev = "data/dev.csv"\n'
@@ -187,6 +191,24 @@ FAULTS = [
 def test_what_is_wrong_is_told_with_its_place(files: dict[str, str], said: str, tmp_path: Path) -> None:
     path = write(tmp_path, {**REVIEWS, **files})
     assert f"{tmp_path}/{said}" in refusal(open_task, path)
+
+
+def test_all_faults_of_files_columns_and_metric_are_told_at_once(tmp_path: Path) -> None:
+    """Of tags too, and of all tasks of a command."""
+    toml = (
+        CLASSES.replace("dev.csv", "no.csv").replace('"stars"', '"star"') + 'test = "test.csv"\nmetric = "f1_makro"\n'
+    )
+    lines = refusal(open_task, write(tmp_path, {**REVIEWS, "task.toml": toml, "test.csv": "text\na\n"})).splitlines()
+    faults = ["task.toml: metric = 'f1_makro': here there is accuracy, f1, f1_macro"]
+    faults += ["data/train.csv: no column 'star'; there is 'stars', 'review'", "data/no.csv: no such file"]
+    faults += ["test.csv: no column 'review'; there is 'text'"]
+    for line, fault in zip(lines, faults, strict=True):
+        assert line.startswith(f"{tmp_path}/{fault}")
+    other = 'name = "names"\nkind = "tags"\ntrain = "a.txt"\ndev = "b.txt"\n'
+    (tmp_path / "tags.toml").write_text(other)
+    told = refusal(RunTask(tasks=(tmp_path / "task.toml", tmp_path / "tags.toml")).open_tasks, SETUP).splitlines()
+    assert told[: len(lines)] == lines
+    assert told[len(lines) :] == [f"{tmp_path}/{name}.txt: no such file" for name in "ab"]
 
 
 def test_an_empty_column_of_labels_in_the_test_file_is_none(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import transformers
 from huggingface_hub import ModelCard
 from safetensors.torch import load_file
 from support.base_models import MNLI, task_weights, write_bert
-from support.commands import run_main
+from support.commands import refusal, run_main
 from support.training import Place
 from support.transformers_models import PIECES, SHAPE, change_config, change_weights, our_weights, same, their_model
 from support.watches import MemoryWatch
@@ -33,6 +33,7 @@ from pretraining.flags import Export
 from pretraining.huggingface.folders import read_folder, write_fine_tuned, write_folder
 from pretraining.huggingface.model_card import DataSummary, Provenance
 from pretraining.model.shape import Shape
+from pretraining.objectives import declaration, ltr
 from pretraining.objectives.declaration import build_model, num_parameters
 from pretraining.training import exporting
 from pretraining.training.exporting import Exportable, describe_training, export
@@ -89,6 +90,42 @@ def test_the_last_line_of_a_hybrid_model_says_whose_logits_they_are(data: Path, 
     assert str(export(Export(source, tmp_path / "out"))).endswith(f". {told}")
     assert told not in str(export(Export(source, tmp_path / "before", sees="before")))
     assert describe_loading(read_folder(source)[0], source).endswith('")  # the logits at a piece predict the next one')
+
+
+def test_an_objective_says_nothing_of_loading_that_its_parent_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AfterNext(ltr.LeftToRight):
+        learns = "predicts the piece after the next"
+
+    shape = make_shape("tiny", 50).change_learning(objective="ltr", sees="before")
+    assert ltr.OBJECTIVE.loading_remark(shape)
+    assert AfterNext().loading_remark(shape) is None
+    assert (AfterNext.tag, AfterNext.reading, ltr.OBJECTIVE.tag) == ("feature-extraction", "", "text-generation")
+    assert describe_loading(shape, tmp_path).endswith('")')
+    monkeypatch.setattr(declaration, "find_objective", lambda shape: AfterNext())
+    assert describe_loading(shape, tmp_path).endswith('")  # a model that predicts the piece after the next')
+
+
+def test_a_step_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    for step in (2, 4):
+        (checkpoint := tmp_path / f"run/checkpoints/step-{step:08}").mkdir(parents=True)
+        (checkpoint / "checkpoint.json").touch()
+    told = refusal(export, Export(tmp_path / "run@999", tmp_path / "out"))
+    assert told == f"{tmp_path}/run: no checkpoint step-00000999; there are step-00000002, step-00000004"
+
+
+@pytest.mark.slow
+def test_a_step_and_a_folder_whose_name_has_an_at_are_exported(place: Place, tmp_path: Path) -> None:
+    place.train("run", "--checkpoints.every", "2", "--checkpoints.keep", "9")
+    run = place.folder / "run"
+    export(Export(Path(f"{run}@2"), tmp_path / "two"))
+    export(Export(run / "checkpoints" / "step-00000002", tmp_path / "same"))
+    (tmp_path / "two").rename(tmp_path / "two@5")
+    export(Export(tmp_path / "two@5", tmp_path / "again"))
+    names = ("two@5", "same", "again")
+    one, *others = (load_file(tmp_path / name / "model.safetensors") for name in names)
+    assert all(torch.equal(each, other[name]) for other in others for name, each in one.items())
 
 
 def test_the_spread_of_new_weights_that_a_folder_names_is_kept(data: Path, tmp_path: Path) -> None:
