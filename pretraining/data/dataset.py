@@ -8,7 +8,6 @@ checked in every read.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
     from pretraining.model.batch import PretrainingBatch
 
 OPEN_SHARDS = 8
-"""The number of shards that stay mapped: a batch needs one or two of each corpus, and each takes a file descriptor. For
-each corpus there are two more, up to half of the files that the process may open."""
+"""The number of shards that stay mapped. For each corpus there are two more, since a batch needs one or two of each; a
+mapped shard takes no file descriptor."""
 CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
 
 
@@ -68,8 +67,7 @@ class Dataset:
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each set's first shard
         self._parts = np.repeat(np.arange(len(found)), [sum(map(len, each)) for each in found])  # the corpus of each
         most = OPEN_SHARDS if validation else OPEN_SHARDS + 2 * (len(found) - 1)
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._shard = lru_cache(maxsize=max(OPEN_SHARDS, min(most, allowed)))(self._open_shard)
+        self._shard = lru_cache(maxsize=most)(self._open_shard)
         self._checked: set[int] = set()
 
     def corpus_of(self, shard: int) -> CorpusFolder:
