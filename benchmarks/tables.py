@@ -219,6 +219,7 @@ def summarise_results(found: Results) -> Iterable[ResultTable]:
         "recipe_scores": summarise_recipe_scores,
         "search": summarise_search,
         "mixtures": summarise_mixtures,
+        "loading": lambda found: [build_table("", found["rows"])],
         "demo": lambda found: [build_table("Validation of the demo", found["scored"])],
     }
     return functions.get(found["benchmark"], summarise_contests)(found)
