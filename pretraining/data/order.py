@@ -85,7 +85,7 @@ class Examples(NamedTuple):
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-class Places(NamedTuple):
+class ShardPlaces(NamedTuple):
     """The places of examples before the rows of their shards are permuted, as arrays of the same length."""
 
     duplicate: Array
@@ -98,9 +98,9 @@ class Places(NamedTuple):
     """key of the permutation of these rows"""
 
 
-def permute_places(parts: Sequence[Places]) -> Examples:
+def permute_places(parts: Sequence[ShardPlaces]) -> Examples:
     """Permutes the rows of the shards of places, all at once: one call for many parts."""
-    places = Places(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    places = ShardPlaces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
     return Examples(places.duplicate, places.shard, permute(places.index, places.rows, places.key))
 
 
@@ -131,7 +131,7 @@ class Order:
         """Returns the examples with the indices start … start+count-1."""
         return permute_places(self.find_places(start, count))
 
-    def find_places(self, start: int, count: int) -> list[Places]:
+    def find_places(self, start: int, count: int) -> list[ShardPlaces]:
         """Finds the places of the examples with the indices start … start+count-1, epoch by epoch."""
         parts = []
         for epoch in range(self.find_epoch(start), self.find_epoch(start + count - 1) + 1):
@@ -139,7 +139,7 @@ class Order:
             parts.append(self._find_places(epoch, max(start, begin) - begin, min(start + count, end) - begin))
         return parts
 
-    def _find_places(self, epoch: int, start: int, stop: int) -> Places:
+    def _find_places(self, epoch: int, start: int, stop: int) -> ShardPlaces:
         """Finds the places of examples of one epoch."""
         duplicate = epoch % len(self.sizes)
         shards, ends, keys = self._shards(epoch)
@@ -147,7 +147,7 @@ class Order:
         turn = ends.searchsorted(indices, side="right")
         shard = shards[turn]
         rows = self.rows[duplicate][shard]
-        return Places(np.full(stop - start, duplicate), shard, indices - ends[turn] + rows, rows, keys[turn])
+        return ShardPlaces(np.full(stop - start, duplicate), shard, indices - ends[turn] + rows, rows, keys[turn])
 
     def _permute_shards(self, epoch: int) -> tuple[Array, Array, Array]:
         """Returns the shards in the order of an epoch, where each ends, and the keys of their rows."""
