@@ -143,17 +143,19 @@ def run_contest(padded: bool, exercise: Exercise) -> dict[str, Any]:
     if torch.cuda.is_available() or find_missing_packages(*PEER):
         numbers = numbers[:1]
     width = exercise.width if padded else 0
-    against = {each: summarise(compete(each, width, exercise), exercise) for each in numbers}
+    items = dict.fromkeys(("training", "prediction"), exercise.steps * exercise.batch)
+    against = {each: summarise(compete(each, width, exercise), items) for each in numbers}
     return {"batch": exercise.batch, "steps": exercise.steps, "against": against}
 
 
-def summarise(taken: Mapping[str, Turns], exercise: Exercise, sentences: int = 0) -> dict[str, dict[str, Any]]:
-    """Returns items a second of both sides, and how many times as fast we are."""
+def summarise(taken: Mapping[str, Turns], items: Mapping[str, int]) -> dict[str, dict[str, Any]]:
+    """Returns items a second of both sides, and how many times as fast we are; `items`: those of a turn."""
     summaries = dict[str, dict[str, Any]]()
     for what, turns in taken.items():
-        items = sentences if what == "encoding" else exercise.steps * exercise.batch
         medians = {side: turns.summarise_side(side)["median"] for side in turns.seconds}
-        found: dict[str, Any] = {f"{side}_items_per_second": round(items / each, 1) for side, each in medians.items()}
+        found: dict[str, Any] = {
+            f"{side}_items_per_second": round(items[what] / each, 1) for side, each in medians.items()
+        }
         for ratio in turns.compute_ratios().values():  # there is one peer at most
             found["times_as_fast"] = ratio
         summaries[what] = found
@@ -162,9 +164,9 @@ def summarise(taken: Mapping[str, Turns], exercise: Exercise, sentences: int = 0
 
 def run_embeddings(exercise: Exercise, sentences: Sequence[str]) -> dict[str, Any]:
     """Runs the contest of vectors with each type of numbers."""
-    count = len(sentences)
-    against = {each: summarise(compete_on_vectors(each, exercise, sentences), exercise, count) for each in DTYPES}
-    return {"batch": exercise.batch, "steps": exercise.steps, "sentences": count, "against": against}
+    items = {"training": exercise.steps * exercise.batch, "encoding": len(sentences)}
+    against = {each: summarise(compete_on_vectors(each, exercise, sentences), items) for each in DTYPES}
+    return {"batch": exercise.batch, "steps": exercise.steps, "sentences": len(sentences), "against": against}
 
 
 def measure(settings: FineTuningSpeed, console: Console) -> None:

@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     if settings.json:
         print(json.dumps(record, indent=1))
     else:
-        console.print(render_cluster(record))
+        console.print(render_cluster(record), soft_wrap=True)
     machines.check_fit(target)
     return 0
 

@@ -134,7 +134,7 @@ class RankSteps:
         """This rank's batches of all steps, by the kind of scaling."""
         for kind, (batch, accumulation) in choose_batches(phase, device, readers).items():
             read = partial(step_batches, dataset, BatchOrder(order, batch))
-            self.batches[kind] = [read(step, reader, readers, accumulation) for step in steps]
+            self.batches[kind] = [read(step, reader, readers, readers * accumulation) for step in steps]
 
     def measure(self) -> dict[str, float]:
         """Makes all steps with a new engine, kinds in turns; returns the median seconds of a step of each kind."""

@@ -216,6 +216,7 @@ def summarise_results(found: Results) -> Iterable[ResultTable]:
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
         "scaling": summarise_scaling,
         "optimizers": lambda found: [build_table(f"On {found['size']}", found["rows"])],
+        "same_bits": lambda found: [build_table("", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
         "search": summarise_search,
         "mixtures": summarise_mixtures,

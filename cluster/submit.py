@@ -31,6 +31,7 @@ from dataclasses import dataclass, field, replace
 
 from data_prep.common.errors import UserError
 from finetuning.files.splits import FOLDERS as GLUE
+from finetuning.files.splits import find_task_folder
 
 CLUSTER = Path("cluster")
 """Relative to Cloze's folder, in which jobs are submitted and run."""
@@ -138,6 +139,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     recipe, names, seeds = wanted.recipe or own[1], find_tasks(wanted.tasks), read_number("--seeds", wanted.seeds)
     text, shards = " ".join(wanted.text), choose_shards(wanted, steps)
     run = wanted.run or f"runs/{Path(recipe).stem}"
+    what = f"{' '.join(shards)} -> {run}, by {recipe}{', not checked here, but by the job' * (not find_python(site))}"
     preparing = ["--docs", *wanted.text, "--out", *shards, *split_words("--for-prepare", wanted.for_prepare)]
     training = ["--recipe", recipe, "--data", *shards, "--out", run, *words]
     tuning = ["--model", run, "--task", *names, "--seeds", str(seeds)]
@@ -145,7 +147,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
     runs, prepared, trained = len(names) * seeds, {"prepare": "afterok"}, {"pretrain": "afterok"}
     jobs = [
         ChainJob("prepare", "prepare", f"{text} -> {' '.join(shards)}", preparing),
-        ChainJob("pretrain", wanted.script, f"{' '.join(shards)} -> {run}, by {recipe}", training, (), prepared),
+        ChainJob("pretrain", wanted.script, what, training, (), prepared),
         ChainJob("finetune", "finetune", f"{runs} runs of {run}", tuning, [f"--array=0-{runs - 1}"], trained),
         ChainJob("gather", "gather", f"results in {run}", tuning, (), {**trained, "finetune": "afterany"}),
     ]
@@ -159,7 +161,7 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
         if job.step == wanted.first and job.step in ("finetune", "gather") and not Path(run).exists():
             yield f"--run {run}: no such folder; name a trained run, or train it first: --from pretrain"
         if job.step == "finetune":
-            yield from list_missing_data(names, site)
+            yield from dict.fromkeys(list_missing_data(names, site))
         if job.step == "pretrain":
             yield from check_training(job, site, words, [] if "prepare" in steps else ["--data", *shards])
 
@@ -211,21 +213,25 @@ def find_tasks(named: Sequence[str] | None) -> list[str]:
 
 def list_missing_data(tasks: Sequence[str], site: Mapping[str, str]) -> Iterator[str]:
     """Lists the folders of data of tasks that are missing, each with its cure."""
-    for place in dict.fromkeys("glue" if name in GLUE else name for name in tasks):
-        if not any((Path(base) / place).exists() for base in ("data", site.get("CLOZE_DATA", "data"))):
-            cure = f"python finetuning/fetch.py {place} fetches it (ner: see docs/finetuning.md)"
-            yield f"data/{place}: not there; {cure}"
+    for name in tasks:
+        place = "glue" if name in GLUE else name
+        places = [Path(base) / place for base in ("data", site.get("CLOZE_DATA", "data"))]
+        found = next(filter(Path.exists, places), places[0])
+        folder = find_task_folder(found, name) if name in GLUE and found.exists() else found
+        if not folder.exists():
+            cure = f"python finetuning/fetch.py {place}{f' --task {name}' * (folder != found)} fetches it"
+            yield f"{folder}: not there; {cure} (ner: see docs/finetuning.md)"
 
 
 def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str], data: Sequence[str]) -> Iterator[str]:
     """Lists the faults that train.py finds in recipe and words for the ranks of the job, with the Python of the jobs if
-    it is available."""
+    it is available; otherwise shards that are missing."""
     for word in words:
         if word.startswith("--") and word[2:].partition("=")[0].replace("-", "_") in FOR_PLANS:
             yield f"{word}: only for train.py --check; leave it out"
-    python = site.get("CLOZE_PYTHON", ".venv/bin/python")
-    if site.get("CLOZE_IMAGE") or not shutil.which(python):
-        print("the recipe and the arguments are not checked here, but by the jobs", file=sys.stderr)
+    python = find_python(site)
+    if not python:
+        yield from (f"--shards {at}: not there" for at in data[1:] if not Path(at.rpartition("=")[2]).exists())
         return
     ranks = count_ranks(job, site)
     checked = ["--check", f"--ranks={ranks}", *job.words[:2], *data, *words]
@@ -234,17 +240,22 @@ def check_training(job: ChainJob, site: Mapping[str, str], words: Sequence[str],
         run_program([python, "pretraining/train.py", *checked], {**os.environ, **site, **here})
     except UserError as error:
         told = f"\nthe job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS='--nodes=N --gpus-per-node=N' changes that"
-
         yield from f"{error}{told if 'rank' in str(error) else ''}".replace("--data", "--shards").splitlines()
+
+
+def find_python(site: Mapping[str, str]) -> str:
+    """Finds the Python of the jobs; empty if only the jobs have it."""
+    python = site.get("CLOZE_PYTHON", ".venv/bin/python")
+    return "" if site.get("CLOZE_IMAGE") or not shutil.which(python) else python
 
 
 def count_ranks(job: ChainJob, site: Mapping[str, str]) -> int:
     """Counts the ranks of a job on the fewest nodes that its script, the environment and its options allow."""
     given = join_options(job, site)
-    nodes = re.findall(NODES, given)[-1]
+    nodes = re.split(r"\D", re.findall(NODES, given)[-1])[0]  # of 2-4 or 2,4
     gpus = re.findall(r"(?:^|[:,])(\d+)(?=,|$)", re.findall(r"--gpus-per-node[= ](\S+)", given)[-1])
     asked = re.findall(r"--ntasks-per-node[= ](\d+)", given)
-    return int(nodes.partition("-")[0]) * (int(asked[-1]) if asked else sum(map(int, gpus)) or 1)
+    return int(nodes) * (int(asked[-1]) if asked else sum(map(int, gpus)) or 1)
 
 
 def join_options(job: ChainJob, site: Mapping[str, str]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -168,7 +168,8 @@ class Predictor(ABC):
             row = list_field_values(row, fields)
         texts = [row] if isinstance(row, str) else list(row)
         if len(texts) != len(fields):
-            raise UserError(f"texts: {len(texts)}; there should be {len(fields)}: {', '.join(fields)}")
+            found = f"{len(texts)} text{'s' * (len(texts) != 1)}"
+            raise UserError(f"{found}; there should be {len(fields)} ({', '.join(fields)})")
         if wrong := [name for name, text in zip(fields, texts, strict=True) if not isinstance(text, str)]:
             raise UserError(f"{wrong[0]!r} should be a text")
         return [replace_surrogates(text) for text in texts]
@@ -179,7 +180,7 @@ class Predictor(ABC):
             raise UserError("one row alone; give a list of rows: model([row])")
         fields, found = tuple[str, ...](), list[Texts]()
         for number, row in enumerate(rows):
-            if not isinstance(row, str | Sequence | Mapping):
+            if not isinstance(row, Iterable):
                 raise UserError(f"texts[{number}] is {NAMES.get(type(row), type(row).__name__)}, not text")
             with told_at(f"texts[{number}]"):
                 fields = fields or self.name_fields(row)
@@ -294,6 +295,11 @@ class _Choice(FineTuned):
             return tuple(first)
         choices = 1 if isinstance(first, str | None) else len(first) - 1
         return ("text", *(f"choice{number}" for number in range(choices)))
+
+    def find_texts(self, row: Row, fields: Sequence[str]) -> Texts:
+        if len(fields) < 2:
+            raise UserError("no choices; give a text and its choices")
+        return super().find_texts(row, fields)
 
     def make_items(self, rows: Sequence[Texts]) -> Items:
         before, *others = zip(*rows, strict=True)

@@ -16,7 +16,7 @@ import sys
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any
 
 from data_prep.common.errors import UserError
 from finetuning.prediction import Answer, Predictor
@@ -24,6 +24,8 @@ from finetuning.vectors import CHARACTERS, ROWS
 
 DRAINED = 1 << 25
 """Bytes of a refused body that are still read, since many clients read no reply before they have sent all."""
+PIECE = 1 << 16
+"""Bytes of a refused body in memory."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -36,22 +38,27 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = self.headers["Content-Length"] or ""
-        if not re.fullmatch("[0-9]{1,15}", size):
+        if not re.fullmatch("[0-9]{1,15}", size) or "Transfer-Encoding" in self.headers:
             self._send(411, "no Content-Length")
         elif int(size) > CHARACTERS:
-            self.rfile.read(min(int(size), DRAINED))
+            for left in range(min(int(size), DRAINED), 0, -PIECE):
+                self.rfile.read(min(left, PIECE))
             self._send(413, f"{size} bytes; a request has at most {CHARACTERS}")
+        elif len(body := self.rfile.read(int(size))) < int(size):
+            self.close_connection = True
+        elif self.path.partition("?")[0] == "/":
+            self._send(*self.server.answer(body))
         else:
-            body, known = self.rfile.read(int(size)), self.path.partition("?")[0] == "/"
-            self._send(*(self.server.answer(body) if known else (404, f"{self.path}: nothing here; POST rows to /")))
+            self._send(404, f"{self.path}: nothing here; POST rows to /")
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:  # noqa: ARG002
-        """Refuses what `http.server` cannot handle, such as a method without a function here."""
+        """Refuses what `http.server` cannot handle, such as a method without a function here, whose body is unread."""
+        self.close_connection = True
         self._send(*((405, "POST rows to /") if code == 501 else (code, message or "refused")))
 
     def _send(self, status: int, said: list[Answer] | str) -> None:
         body = f"{json.dumps({'error': said} if isinstance(said, str) else said)}\n".encode()
-        self.close_connection |= status in (405, 411, 413)  # whose bodies may be unread
+        self.close_connection |= status in (411, 413)  # whose bodies may be unread
         self.send_response(status)
         about = {"Content-Type": "application/json", "Content-Length": len(body), "Allow": "POST"}
         for name, value in {**about, "Connection": "close" if self.close_connection else "keep-alive"}.items():
@@ -64,12 +71,11 @@ class Handler(BaseHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """Answers by a model, in a single thread: others would each start the threads of its kernels anew."""
+    """Answers by a model in a single thread: PyTorch starts a pool of threads for each thread that calls it."""
 
     model: Predictor
     turn = ThreadPoolExecutor(1)
     request_queue_size = 1024  # clients that may come at the same time
-    allow_reuse_port: ClassVar[bool] = False
 
     def answer(self, body: bytes) -> tuple[int, list[Answer] | str]:
         """Answers a JSON list of rows: the status, and answers or what is wrong."""
@@ -79,8 +85,9 @@ class Server(ThreadingHTTPServer):
             return 400, f"not JSON: {error}"
         if not isinstance(rows, list):
             return 400, 'no list of texts, such as ["a fine film"]'
-        if len(rows) > ROWS:
-            return 413, f"{len(rows)} texts; a request has at most {ROWS}"
+        texts = sum((len(row) or 1) if isinstance(row, list | dict) else 1 for row in rows)
+        if texts > ROWS:
+            return 413, f"{texts} texts; a request has at most {ROWS}"
         try:
             return 200, self.turn.submit(self.model, rows).result()
         except UserError as error:
@@ -97,11 +104,11 @@ class Server(ThreadingHTTPServer):
 
 def open_server(text: str) -> Server:
     """Opens a server at PORT of this machine, or at HOST:PORT; it answers nobody until it runs."""
-    host, _, port = text.rpartition(":")
-    if not re.fullmatch("[0-9]{1,5}", port):
-        raise UserError(f"--serve {text}: give a port, such as 8000, or HOST:PORT")
+    found = re.fullmatch(r"(?:([^:]*):)?([0-9]{1,5})", text)
+    if not found or int(found[2]) > 65535:
+        raise UserError(f"--serve {text}: give a port up to 65535, or HOST:PORT with a name or an IPv4 address")
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # of clients that have gone
     try:
-        return Server((host or "127.0.0.1", int(port)), Handler)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--serve {text}: {getattr(error, 'strerror', error)}; give another host or port") from error
+        return Server((found[1] or "127.0.0.1", int(found[2])), Handler)
+    except OSError as error:
+        raise UserError(f"--serve {text}: {error.strerror}; give another host or port") from error

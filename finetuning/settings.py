@@ -196,6 +196,8 @@ def load_settings(
 def find_faults(settings: FineTuning, device: Literal["cpu", "cuda"] | None = None) -> list[str]:
     """Lists conflicting settings, with their cures."""
     faults = find_computing_faults(settings, device)
+    if settings.parallel.same_bits:
+        faults.append("parallel.same_bits = true: is for pre-training; leave it out")
     if settings.parallel.tensor > 1:
         faults.append(f"parallel.tensor = {settings.parallel.tensor}: is for pre-training; take 1")
     for name, width in (("features.hidden", settings.features.hidden), ("bilstm.hidden", settings.bilstm.hidden)):

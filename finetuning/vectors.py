@@ -31,6 +31,8 @@ ROWS, CHARACTERS = 4096, 1 << 22
 """Texts and characters whose vectors are computed together."""
 NEAREST = 10
 """The number of texts that answer a query."""
+HEADER = 128
+"""Bytes before the vectors of a .npy."""
 Read = Callable[[Path], Iterable[str]]
 """Reads the texts of a file."""
 
@@ -41,6 +43,7 @@ class VectorFile:
     def __init__(self, model: TextEmbedder, texts: Path, kind: Format, out: Path, read: Read) -> None:
         """`kind`: the format of the texts, which `read` reads."""
         self.texts, self.out, self.embedder, self._read = texts, out, model.embedder, read
+        self._row = 4 * self.embedder.width
         self._made = {"model": model.describe(), "text": f"{sha256(texts)} {kind}"}
         """what the vectors are made of, by the names of messages"""
         self.record, self._unfinished, self._lock = (
@@ -55,7 +58,8 @@ class VectorFile:
             done = self._count_done(replace) or 0
             if done:
                 print(f"{self.out}: goes on after {done:,} texts", file=sys.stderr)
-            self._fill(done)
+            rows = self._append(done)
+            self._write(0, make_header(rows, self.embedder.width), rows)
             if self.out.suffix == ".npy":
                 self._unfinished.replace(self.out)
             else:
@@ -71,30 +75,44 @@ class VectorFile:
         found = read_table(self.record) if self.record.exists() else {}
         other = [name for name, checksum in self._made.items() if found.get(name) != checksum]
         if not other:
-            return None if finished else int(found["rows"])
+            if finished:
+                return None
+            return max(0, min(int(found["rows"]), (self._unfinished.stat().st_size - HEADER) // self._row))
         if (found or finished) and not replace:
             said = f"is of another {other[0]}" if found else "exists, and no record beside it says what made it"
             raise UserError(f"--vectors {self.out}: {said}; name another file, or give --replace")
         return 0
 
-    def _fill(self, done: int) -> None:
-        """Writes the vectors of the texts after so many into the unfinished file, which has its whole size from the
-        beginning."""
-        shape = sum(1 for _ in self._read(self.texts)), self.embedder.width
-        if not shape[0]:
-            raise UserError(f"{self.texts}: no texts")
+    def _append(self, done: int) -> int:
+        """Writes the vectors of the texts after so many; returns the number of all."""
         for texts in group_rows(itertools.islice(self._read(self.texts), done, None), len, CHARACTERS, ROWS):
             rows = range(done, done + len(texts))
             vectors = normalize_vectors(self.embedder.compute(texts), True, f"{self.texts}: row", rows)
-            if not done:
-                self.record.unlink(missing_ok=True)  # it is that of another file
-                np.lib.format.open_memmap(self._unfinished, "w+", np.float32, shape)
-                reserve_space(self._unfinished)
-            file = np.load(self._unfinished, mmap_mode="r+")
-            file[done : rows.stop] = vectors
-            file.flush()
+            if done:
+                self._write(HEADER + self._row * done, vectors.tobytes(), rows.stop)
+            else:
+                self._begin(vectors)
             done = rows.stop
             write_json(self.record, {**self._made, "rows": done})
+        if not done:
+            raise UserError(f"{self.texts}: no texts")
+        return done
+
+    def _begin(self, vectors: Array) -> None:
+        """Makes the unfinished file; before it is on the disk, an older file keeps its record."""
+        with replacing(self._unfinished) as file:
+            file.write(bytes(HEADER) + vectors.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+            self.record.unlink(missing_ok=True)
+
+    def _write(self, place: int, content: bytes, rows: int) -> None:
+        """Writes bytes at a place of the unfinished file, which ends after so many rows."""
+        with self._unfinished.open("r+b") as file:
+            file.seek(place)
+            file.write(content)
+            file.truncate(HEADER + self._row * rows)
+            os.fsync(file.fileno())
 
     def find_nearest(self, queries: Path) -> Iterator[dict[str, Any]]:
         """Yields for each query the texts with the nearest vectors, by the products of all, or their cosine."""
@@ -128,10 +146,10 @@ class VectorFile:
         return vectors
 
 
-def reserve_space(path: Path) -> None:
-    """Reserves the space of a file on its disk; otherwise a full disk would end a process that writes a mapped file."""
-    with path.open("r+b") as file:
-        os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+def make_header(rows: int, width: int) -> bytes:
+    """Makes the header of a .npy of vectors, which has the same size for any number of rows."""
+    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {width}), }}"
+    return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + f"{said:<{HEADER - 11}}\n".encode()
 
 
 def write_parquet(path: Path, vectors: Array) -> None:

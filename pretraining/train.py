@@ -115,7 +115,7 @@ def check(wanted: Train, overrides: list[str], world: World, console: Console) -
     if wanted.json:
         print(json.dumps(record, indent=1))
     else:
-        console.print(render_plan(record))
+        console.print(render_plan(record), soft_wrap=True)
     if wanted.gpu is not None:
         check_fit(plan.target)
 
@@ -135,8 +135,9 @@ def read_request(wanted: Train, overrides: list[str], world: World) -> Request:
     """Reads the recipe and what is known of the data; every fault of them and of the command at once."""
     out = wanted.out
     faults = [f"--{name}: is missing" for name, value in (("data", wanted.data), ("out", out)) if not value]
-    of_plan = [name for name in ("ranks", "gpu", "price_per_gpu_hour", "json") if getattr(wanted, name)]
-    faults += [f"--{name.replace('_', '-')}: only with --check" for name in of_plan]
+    of_plan = ("ranks", "gpu", "price_per_gpu_hour", "json")
+    given = [name for name in of_plan if getattr(wanted, name) is not getattr(Train, name)]  # 0 is given too
+    faults += [f"--{name.replace('_', '-')}: only with --check" for name in given]
     if wanted.profile < 0:
         faults.append(f"--profile {wanted.profile}: at least 0")
     for word in wanted.data:

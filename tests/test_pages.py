@@ -48,6 +48,7 @@ def runnable(pages: Sequence[Path]) -> list[str]:
 def fill(folder: Path) -> Path:
     """Makes a folder with what the pages speak of."""
     write_wiki(folder / "wiki")
+    write_wiki(folder / "sample", documents=20)
     (folder / "books").mkdir()
     for number in range(4):
         (folder / "books" / f"novel-{number}.txt").write_text(

@@ -109,6 +109,8 @@ class RunRecord:
     """where the run branched off from another; None if it did not"""
     skips: list[list[Any]] | None = None
     """batches that were left out, each with phase, first, count and reason; None in older checkpoints"""
+    same_bits: dict[str, Any] | None = None
+    """what the bits depend on besides the recipe; None without `parallel.same_bits`"""
     lost: tuple[str, ...] = ()
     """what the run was trained with and cannot be trained with any more; it can still be read"""
 
@@ -129,6 +131,7 @@ class RunRecord:
             "base": None if self.base is None else asdict(self.base),
             "leapt": self.leapt,
             "skips": self.skips,
+            **({} if self.same_bits is None else {"same_bits": self.same_bits}),
             **({} if self.branch is None else {"branch": asdict(self.branch)}),
         }
 
@@ -150,6 +153,7 @@ class RunRecord:
                 leapt=section.get("leapt"),
                 branch=BranchSummary(**section["branch"]) if section.get("branch") else None,
                 skips=section.get("skips"),
+                same_bits=section.get("same_bits"),
             )
         except ValidationError as error:
             faults = [f"{dotted(fault['loc'])}{explain(fault, Recipe)}" for fault in error.errors()]

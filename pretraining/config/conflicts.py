@@ -51,12 +51,17 @@ def find_faults(
     """Lists all faults with their cures; an argument that is None is unknown and not checked."""
     faults = [*_find_model_faults(recipe), *_find_duration_faults(recipe), *find_computing_faults(recipe, device)]
     faults += _find_mesh_faults(recipe, ranks)
+    if recipe.parallel.same_bits and recipe.hours is not None:
+        faults.append(f"parallel.same_bits = true: not by the clock (hours = {recipe.hours:g}); give steps")
+    if recipe.parallel.same_bits and "communication_data_type" in recipe.deepspeed:
+        faults.append("deepspeed.communication_data_type: parallel.same_bits = true sends integers; remove it")
     for number, phase in enumerate(recipe.phases):
         faults += _find_phase_faults(recipe, number, phase)
         faults += _find_mix_faults(recipe, number, phase)
         try:
+            # what does not divide for one rank does not for more
             readers = max(1, (ranks or 1) // recipe.parallel.tensor)
-            count_micro_batches(phase, readers, number)  # what does not divide for one rank does not for more
+            count_micro_batches(phase, readers, number, uneven=recipe.parallel.same_bits)
         except UserError as error:
             faults.append(str(error))
     faults += _find_data_faults(recipe, lengths) if lengths is not None else []
@@ -81,7 +86,8 @@ def _find_data_faults(recipe: Recipe, lengths: Collection[int]) -> Iterator[str]
 
 def find_computing_faults(settings: Computing, device: Literal["cpu", "cuda"] | None) -> list[str]:
     """Lists faults of the optimizer and the hardware, with their cures; device None: unknown."""
-    return [*_find_hardware_faults(settings, device), *optimizers.find_faults(settings.optimizer)]
+    faults = [*_find_hardware_faults(settings, device), *_find_same_bits_faults(settings, device)]
+    return [*faults, *optimizers.find_faults(settings.optimizer)]
 
 
 def _find_model_faults(recipe: Recipe) -> Iterator[str]:
@@ -235,6 +241,22 @@ def _find_hardware_faults(recipe: Computing, found: Literal["cpu", "cuda"] | Non
             yield f'{at}: a CPU has no other memory to move it to (parallel.device = "{wanted}"); take "none"'
         if parallel.zero < (least := 3 if parallel.offload == "all" else 1):
             yield f"{at}: needs parallel.zero = {least}; it is {parallel.zero}"
+
+
+def _find_same_bits_faults(settings: Computing, found: Literal["cpu", "cuda"] | None) -> Iterator[str]:
+    """Checks what `parallel.same_bits` needs; `found`: the device that `auto` takes."""
+    parallel, precision = settings.parallel, settings.precision
+    if not parallel.same_bits:
+        return
+    on_gpu = (found if parallel.device == "auto" else parallel.device) == "cuda"
+    wrong = {
+        f"needs parallel.zero = 1; it is {parallel.zero}": parallel.zero != 1,
+        'not with precision.dtype = "fp16" and its scale; take "bf16" or "fp32"': precision.dtype == "fp16",
+        f'not with parallel.offload = "{parallel.offload}"; take "none"': parallel.offload != "none",
+        f"not with parallel.tensor = {parallel.tensor}; take 1": parallel.tensor != 1,
+        "on a GPU it needs compute.deterministic = true": on_gpu and not settings.compute.deterministic,
+    }
+    yield from (f"parallel.same_bits = true: {fault}" for fault, is_there in wrong.items() if is_there)
 
 
 def _find_mesh_faults(recipe: Recipe, ranks: int | None) -> Iterator[str]:

@@ -105,6 +105,8 @@ class Parallel(Section):
     """State that is kept in the host's memory instead of the GPU's; `all` is optimizer and weights."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto`: the GPU of the rank where there is one."""
+    same_bits: bool = False
+    """Train to the same bits on any number of ranks (ZeRO 1, not fp16)."""
 
 
 class Compute(Section):
@@ -365,12 +367,14 @@ class Recipe(Computing):
         return content
 
 
-def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 1) -> int:
+def count_micro_batches(phase: Phase, ranks: int, number: int = 0, found: int = 1, uneven: bool = False) -> int:
     """Counts the micro-batches that a rank accumulates in a step; raises UserError if the batch does not divide.
 
-    `found`: the micro-batch if the phase has "auto"; by default one sequence.
+    `found`: the micro-batch if the phase has "auto"; by default one sequence. `uneven`: a rank may have fewer.
     """
     micro_batch = found if phase.micro_batch == "auto" else phase.micro_batch
+    if uneven:
+        return -(-count_micro_batches(phase, 1, number, found) // ranks)
     together = micro_batch * ranks
     if phase.batch % together == 0:
         return phase.batch // together

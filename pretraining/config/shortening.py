@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 
 from data_prep.common.errors import UserError
@@ -23,6 +24,8 @@ def shorten_recipe(recipe: Recipe, share: float) -> Recipe:
     Warm-ups and decays in steps keep their share of the schedule, rounded down, so that they still fit into it. The
     checkpoints to keep, the interval of those to average, and that of logging shrink too. Other intervals do not: the
     time of an evaluation, and the work that a fault loses, are the same in a short run.
+
+    Raises UserError if a phase has so small a share of all steps that it needs more than twice the steps to have one.
     """
 
     def scale(count: int) -> int:
@@ -37,14 +40,26 @@ def shorten_recipe(recipe: Recipe, share: float) -> Recipe:
     if recipe.steps is not None:
         totals = range(scale(recipe.steps), recipe.steps + 1)
         raw["steps"] = next(t for t in totals if all(recipe.model_copy(update={"steps": t}).phase_steps() or ()))
-    if before is not None:
-        _shorten_schedules(recipe, raw["phases"], before, Recipe.model_validate(raw).phase_steps() or ())
+        if raw["steps"] > 2 * totals[0]:
+            rare = min(recipe.phases, key=lambda phase: phase.share or 0.0).name
+            raise UserError(f"--shorten {share:g}: phase {rare} has no step among fewer than {raw['steps']:,} steps")
+    after = Recipe.model_validate(raw).phase_steps()
+    if before and after:
+        _shorten_schedules(recipe, raw["phases"], before, after)
     raw["logging"]["every"] = scale(recipe.logging.every)
     if recipe.checkpoints.average and recipe.checkpoints.every:
         raw["checkpoints"]["every"] = scale(recipe.checkpoints.every)
     if recipe.checkpoints.keep_at:
-        raw["checkpoints"]["keep_at"] = sorted({*map(scale, recipe.checkpoints.keep_at)})
+        ends = dict(zip(accumulate(before or ()), accumulate(after or ()), strict=True))  # remain ends of phases
+        raw["checkpoints"]["keep_at"] = sorted({ends.get(step, scale(step)) for step in recipe.checkpoints.keep_at})
     return Recipe.model_validate(raw)
+
+
+def suggest_share(recipe: Recipe, short: Recipe) -> str:
+    """Asks in a line for --shorten if another recipe has one share, to two digits, of the length of every phase."""
+    lengths = (each.phase_steps() or each.phase_seconds() or () for each in (recipe, short))
+    shares = {float(f"{now / then:.2g}") for then, now in zip(*lengths, strict=False)}
+    return f"all phases were shorter: is --shorten {min(shares)} missing?\n" if len(shares) == 1 > min(shares) else ""
 
 
 def _shorten_schedules(

@@ -14,7 +14,7 @@ import torch
 from data_prep.common.arrays import Array
 from pretraining.data.dataset import Dataset
 from pretraining.data.order import BatchOrder
-from pretraining.model.batch import CPU, PretrainingBatch, PretrainingBatches
+from pretraining.model.batch import CPU, Deal, PretrainingBatch, PretrainingBatches
 from pretraining.model.rows import Rows
 from pretraining.model.shape import OBJECTIVE
 from pretraining.objectives.declaration import Objective, objectives
@@ -31,17 +31,16 @@ def full_sequences(count: int, length: int, predictions: int, objective: Objecti
     return (objective or objectives()[OBJECTIVE]).batch(Rows.from_memory(lengths, zeros, lengths // 2, *masks))
 
 
-def deal_sequences(lengths: Array, ranks: int, accumulation: int) -> Array:
+def deal_sequences(lengths: Array, bins: int) -> Array:
     """Deals sequences into micro-batches of the same number and nearly the same pieces.
 
-    Returns indices, (ranks, accumulation, micro-batch).
+    Returns indices, (micro-batches, sequences).
 
     Longest first, in rounds in which each micro-batch gets one: the longest goes to the one with the fewest pieces.
-    Those nearest to each other fall into the same accumulation step, where ranks wait for the slowest; the heaviest
-    come first, so that what does not fit into memory shows at once. Within one, longest first.
+    The heaviest come first, so that what does not fit into memory shows at once, and ranks, which take them in turn,
+    hardly wait for one another. Within one, longest first.
     """
-    bins = ranks * accumulation
-    assert len(lengths) % bins == 0, f"{len(lengths)} sequences for {ranks} ranks and {accumulation} micro-batches"
+    assert len(lengths) % bins == 0, f"{len(lengths)} sequences for {bins} micro-batches"
     dealt = np.argsort(-lengths, kind="stable").reshape(-1, bins)
     sizes = lengths[dealt]
     sums = np.zeros(bins, np.int64)
@@ -50,32 +49,33 @@ def deal_sequences(lengths: Array, ranks: int, accumulation: int) -> Array:
         dealt[turn, fewest] = dealt[turn].copy()
         sums[fewest] += sizes[turn]
     heaviest = np.argsort(-sums, kind="stable")
-    by_rank: Array = dealt.T[heaviest].reshape(accumulation, ranks, -1).transpose(1, 0, 2)
-    return by_rank
+    micro_batches: Array = dealt.T[heaviest]
+    return micro_batches
 
 
 def step_batches(
-    dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, accumulation: int = 1
+    dataset: Dataset, order: BatchOrder, step: int, rank: int = 0, ranks: int = 1, count: int = 1
 ) -> PretrainingBatches:
-    """Reads one rank's part of the global batch of a step."""
+    """Reads one rank's part of the global batch of a step, of which all ranks compute `count` micro-batches."""
     examples, keys, done = order.examples(step), order.keys(step), order.share_done(step)
     one_way = dataset.objective.draw_one_way(keys)
     lengths, predictions = dataset.sizes(examples, done, one_way)
-    mine = deal_sequences(lengths, ranks, accumulation)[rank]
+    mine = deal_sequences(lengths, count)[rank::ranks]
     micro = tuple(dataset.training_batch(examples.take(chosen), keys[chosen], done) for chosen in mine)
     of_one_way = (0, 0) if one_way is None else (int(predictions[one_way].sum()), int(one_way.sum()))
-    return PretrainingBatches(micro, order.batch_size, int(predictions.sum()), int(lengths.sum()), *of_one_way)
+    counts = int(predictions.sum()), int(lengths.sum()), *of_one_way
+    return PretrainingBatches(micro, order.batch_size, *counts, deal=Deal(rank, ranks, count))
 
 
 def training_batches(
-    dataset: Dataset, order: BatchOrder, steps: Iterable[int], accumulation: int = 1, device: torch.device = CPU
+    dataset: Dataset, order: BatchOrder, steps: Iterable[int], count: int = 1, device: torch.device = CPU
 ) -> Generator[tuple[PretrainingBatches, float], None, None]:
-    """Prepares the parts of the dataset's rank of the batches of steps in a thread, ahead of training; close it to end
-    the thread.
+    """Prepares the parts of the dataset's rank of the batches of steps, each of `count` micro-batches of all ranks, in
+    a thread, ahead of training; close it to end the thread.
 
     For a GPU they are in pinned memory. Each comes with the seconds that training waited for it.
     """
-    where = (dataset.rank, dataset.ranks, accumulation)
+    where = (dataset.rank, dataset.ranks, count)
     read = (step_batches(dataset, order, step, *where).pin_for(device) for step in steps)
     return prepare_in_thread(read, AHEAD)
 

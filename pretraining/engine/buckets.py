@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator, Sequence, Set
-from itertools import accumulate
+from collections.abc import Callable, Container, Iterator, Sequence, Set
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -33,6 +33,8 @@ class Bucket:
         The slice with the last parameters includes the padding of the flat tensor.
         """
         self.sums, self.views, self.shares = sums, views, shares
+        places = [self.place(number) for number in views]
+        self.has_gaps = any(one.stop != other.start for one, other in pairwise(places))
         self.gathers = sums.device.type != "cpu"
         """whether gradients are kept until all are there: launching a large operation costs no more than a small one"""
         self.kept: dict[int, Tensor] = {}
@@ -66,9 +68,9 @@ class Bucket:
     def add_kept(self) -> None:
         """Adds the kept gradients to the sums, in one operation if all are there."""
         alike = len(self.summed) in (0, len(self.views))
-        if self.gathers and alike and len(self.kept) == len(self.views):
+        if self.gathers and not self.has_gaps and alike and len(self.kept) == len(self.views):
             together = torch.cat([self.kept[number] for number in self.views])
-            _add(together, self.sums[: len(together)], adds=bool(self.summed))
+            self.add(together, self.sums[: len(together)], adds=bool(self.summed))
         else:
             for number, gradient in self.kept.items():
                 self._add(number, gradient)
@@ -80,7 +82,16 @@ class Bucket:
             self.add_rows(number, gradient._indices()[0], gradient._values(), adds=number in self.summed)
         else:
             self.rows.pop(number, None)
-            _add(gradient, self.views[number].view(-1), adds=number in self.summed)
+            self.add(gradient, self.views[number].view(-1), adds=number in self.summed)
+
+    def add(self, gradient: Tensor, sums: Tensor, adds: bool) -> None:
+        """Adds a gradient to sums, or without `adds` replaces them; both are flat."""
+        if kernels.usable(gradient):
+            kernels.call("add_gradient", gradient, sums, len(sums), int(adds))
+        elif adds:
+            sums.add_(gradient)
+        else:
+            sums.copy_(gradient)
 
     def add_rows(self, number: int, which: Tensor, rows: Tensor, adds: bool = True) -> None:
         """Adds to some rows of a table, or without `adds` replaces all its sums by these rows."""
@@ -144,32 +155,29 @@ class Bucket:
             known.clear()
 
 
-def _add(gradient: Tensor, sums: Tensor, adds: bool) -> None:
-    if kernels.usable(gradient):
-        kernels.call("add_gradient", gradient, sums, len(sums), int(adds))
-    elif adds:
-        sums.add_(gradient)
-    else:
-        sums.copy_(gradient)
-
-
-def make_buckets(flat: Tensor, shapes: Sequence[Sequence[int]], ranks: int, limit: int) -> Iterator[Bucket]:
-    """Cuts a flat tensor of parameters with these shapes into buckets; the last come first, as in a backward pass."""
+def make_buckets(
+    flat: Tensor,
+    shapes: Sequence[Sequence[int]],
+    ranks: int,
+    limit: int,
+    offsets: Sequence[int] | None = None,
+    kind: Callable[..., Bucket] = Bucket,
+) -> Iterator[Bucket]:
+    """Cuts a flat tensor of parameters with these shapes into buckets; the last come first, as in a backward pass.
+    Without `offsets`, parameters lie end to end."""
     sizes = [math.prod(shape) for shape in shapes]
-    ends, share = list(accumulate(sizes)), flat.numel() // ranks
+    begins, share = offsets or [0, *accumulate(sizes)], flat.numel() // ranks
+    ends = [begin + size for begin, size in zip(begins, sizes, strict=False)]
     stop = len(sizes)
     while stop:
         first = stop - 1
-        while first and ends[stop - 1] - (ends[first - 1] - sizes[first - 1]) <= limit:
+        while first and ends[stop - 1] - begins[first - 1] <= limit:
             first -= 1
-        begin, end = ends[first] - sizes[first], ends[stop - 1] if stop < len(sizes) else flat.numel()
-        views = {
-            number: flat[ends[number] - sizes[number] : ends[number]].view(*shapes[number])
-            for number in range(first, stop)
-        }
+        begin, end = begins[first], begins[stop] if stop < len(sizes) else flat.numel()
+        views = {number: flat[begins[number] : ends[number]].view(*shapes[number]) for number in range(first, stop)}
         owners = range(begin // share, (end - 1) // share + 1)
         cuts = [(owner, max(begin, owner * share), min(end, (owner + 1) * share)) for owner in owners]
-        yield Bucket(flat[begin:end], views, [Share(owner, flat[low:high]) for owner, low, high in cuts])
+        yield kind(flat[begin:end], views, [Share(owner, flat[low:high]) for owner, low, high in cuts])
         stop = first
 
 

@@ -26,6 +26,7 @@ from pydantic import ValidationError
 
 from data_prep.common.errors import UserError
 from pretraining.engine.deepspeed_config import EngineSettings, make_deepspeed_config
+from pretraining.engine.fixed_point import FixedPointZero1
 from pretraining.engine.gradients import Zero1
 from pretraining.mesh.mesh import Mesh, make_mpu
 from pretraining.model.encoder import Trainable
@@ -46,12 +47,12 @@ class EngineWithZero1(DeepSpeedEngine):  # type: ignore[misc]
         super()._backward_epilogue()
 
     def _configure_bf16_optimizer(self, optimizer: FlatOptimizer) -> Zero1:
-        return Zero1(optimizer, self)
+        return FixedPointZero1(optimizer, self) if optimizer.same_bits else Zero1(optimizer, self)
 
     def _configure_zero_optimizer(self, optimizer: FlatOptimizer) -> Any:
         fits = self.zero_optimization_stage() == 1 and self.get_data_types()[0] == torch.float32
         if fits and not self.zero_cpu_offload():
-            return Zero1(optimizer, self)
+            return self._configure_bf16_optimizer(optimizer)
         return super()._configure_zero_optimizer(optimizer)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data_prep.common.errors import UserError
 from data_prep.common.private_folders import cache_home, keep_compiled
 from pretraining.engine.buckets import add_squares, find_clip_factor
 from pretraining.engine.deepspeed_config import EngineSettings
@@ -43,6 +44,8 @@ class Engine:
         self.dtype = choose_dtype(settings.precision.dtype, device)
         self.device = device
         self.zero = settings.zero_stage(self.dtype)
+        if settings.parallel.same_bits and self.dtype == torch.float16:
+            raise UserError('parallel.same_bits = true: not in fp16, which "auto" takes here; take "fp32"')
         shared = model.shares.mesh.tensor_ranks > 1
         self.shares = model.shares if shared else model.take_shares(form_mesh(settings.parallel.tensor))
         self.mesh, self._clip = self.shares.mesh, settings.optimizer.clip
@@ -54,6 +57,7 @@ class Engine:
         is_rounded = self.dtype != torch.float32
         exact = {name: weight.detach().clone() for name, weight in model.named_parameters() if is_rounded}
         self.optimizer: FlatOptimizer = build_optimizer(model, model.roles(), settings.optimizer, self.late_weights)
+        self.optimizer.same_bits = self.same_bits = settings.parallel.same_bits
         self.shares.mark(model.to(device))
         with silence_deepspeed():
             from pretraining.engine.deepspeed_parts import initialize_deepspeed, let_scale_grow_after_step
@@ -79,12 +83,24 @@ class Engine:
         """Adds to the gradients; the `last` micro-batch of a step adds those of the other ranks. `mark` is called when
         this rank's own gradients are complete; under ZeRO 2 and 3 it has waited for others before.
 
-        The sum of `loss` over data ranks and micro-batches is minimised: DeepSpeed's mean over these is undone.
+        The sum of `loss` over data ranks and micro-batches is minimised: DeepSpeed's mean over these is undone, where
+        it takes one.
         """
         self.deepspeed.set_gradient_accumulation_boundary(last)
         self.deepspeed.on_own_gradients = mark
-        whole = loss * self.mesh.data_ranks if self.mesh.data_ranks > 1 else loss
+        averages = self.mesh.data_ranks > 1 and not getattr(self.deepspeed.optimizer, "takes_sums", False)
+        whole = loss * self.mesh.data_ranks if averages else loss
         self.deepspeed.backward(whole, scale_wrt_gas=False)
+
+    def expect(self, gradients: int) -> None:
+        """Takes the number of micro-batches of the next step, over all ranks. For `same_bits` alone."""
+        self.deepspeed.optimizer.limit.addends = gradients
+
+    def join_gradients(self, mark: Callable[[], None]) -> None:
+        """Adds the gradients of other ranks where this one has no last micro-batch. For `same_bits` alone."""
+        self.deepspeed.set_gradient_accumulation_boundary(True)
+        mark()
+        self.deepspeed.allreduce_gradients()
 
     def step(self, learning_rate: float) -> None:
         """Moves the weights, with this learning rate, and forgets the gradients."""

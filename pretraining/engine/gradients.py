@@ -14,8 +14,8 @@ another optimizer, which copies each gradient several times. Here, for both type
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
+from itertools import accumulate, chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +26,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.utils import all_gather_dp_groups
 from torch import Tensor
 
-from pretraining.engine.buckets import add_squares, find_clip_factor, make_buckets
+from pretraining.engine.buckets import Bucket, add_squares, find_clip_factor, make_buckets
 from pretraining.engine.exchange import Exchange, Network
 from pretraining.engine.neighbours import find_neighbours
 from pretraining.mesh.mesh import is_divided
@@ -43,9 +43,11 @@ def stays_on_device(number: Tensor) -> bool:
     return number.is_cuda
 
 
-def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype, shared: bool = False) -> Exchange:
+def choose_exchange(
+    parameters: Sequence[Tensor], wire: torch.dtype, shared: bool = False, padding: int = 0
+) -> Exchange:
     """Chooses how ranks exchange gradients of the type `wire`: in memory if all are on one machine, and have a whole
-    model each, which is not `shared`.
+    model each, which is not `shared`. Flat tensors have `padding` numbers besides those of the parameters.
 
     On CPUs it also lets embedding tables have sparse gradients. All ranks must call it.
     """
@@ -53,8 +55,9 @@ def choose_exchange(parameters: Sequence[Tensor], wire: torch.dtype, shared: boo
         return Network(wire)
     for parameter in parameters:
         setattr(parameter, TAKES_ROWS, True)
-    neighbours = find_neighbours(parameters, BUCKET_SIZE) if wire == torch.float32 and not shared else None
-    return neighbours or Network(wire)
+    if shared or wire not in (torch.float32, torch.int64):
+        return Network(wire)
+    return find_neighbours(parameters, BUCKET_SIZE, wire, padding) or Network(wire)
 
 
 class Zero1(BF16_Optimizer):  # type: ignore[misc]
@@ -63,7 +66,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
     def __init__(self, optimizer: FlatOptimizer, engine: DeepSpeedEngine):
         parameters = [*chain.from_iterable(group["params"] for group in optimizer.param_groups)]
         self._shared = engine.mpu is not None
-        self._exchange = choose_exchange(parameters, engine.communication_data_type, self._shared)
+        self._exchange = self.choose_exchange(parameters, engine.communication_data_type)
         """exchanges gradients and weights between ranks"""
         super().__init__(
             optimizer,
@@ -76,6 +79,10 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         )
         self._group = self.real_dp_process_group[0]
         self._ranks = dist.get_world_size(self._group)
+        self.asks_ranks = self._ranks > 1 or self._shared
+        """whether the norm needs numbers of others"""
+        self.own_gradients: Sequence[Tensor] = self.fp32_groups_gradient_flat_partition
+        """this rank's share of the sums over all ranks, in fp32"""
         self._squares: Tensor | None = None
         """the squares of all ranks' gradients, in memory that a graph reads; None where a step adds them up itself"""
         self._exchange.prepare(self.fp32_groups_gradients_flat, self._group, BUCKET_SIZE)
@@ -84,7 +91,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         found = []
         for group, flat in enumerate(self.fp32_groups_gradients_flat):
             shapes = [parameter.shape for parameter in self.bf16_groups[group]]
-            for bucket in make_buckets(flat, shapes, self._ranks, BUCKET_SIZE):
+            cut = flat, shapes, self._ranks, BUCKET_SIZE, self.list_offsets(group), self.make_bucket
+            for bucket in make_buckets(*cut):
                 found.append((bucket.sums.storage_offset() / flat.numel(), group, bucket))
         found.sort(key=lambda each: -each[0])
         self._buckets = [bucket for *_, bucket in found]
@@ -95,6 +103,18 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
                 own = {number for number in bucket.views if is_divided(self.bf16_groups[group][number])}
                 bucket.uncounted = bucket.views.keys() - own
         self._bucket_of = {(group, number): bucket for _, group, bucket in found for number in bucket.views}
+
+    takes_sums = True
+    """whether it moves weights by the sum of the ranks' gradients: DeepSpeed's other optimizers take the mean"""
+    make_bucket: Callable[..., Bucket] = Bucket
+
+    def choose_exchange(self, parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange:
+        """Chooses how ranks exchange gradients, of the type `wire` where sums are in fp32."""
+        return choose_exchange(parameters, wire, self._shared)
+
+    def list_offsets(self, group: int) -> Sequence[int]:
+        """Lists the first number of each parameter in a flat tensor."""
+        return [0, *accumulate(parameter.numel() for parameter in self.bf16_groups[group])][:-1]
 
     def _flatten_dense_tensors_aligned(self, tensors: Sequence[Tensor], alignment: int) -> Tensor:
         """Lays weights end to end; DeepSpeed calls it before parameters become views of them."""
@@ -128,15 +148,13 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
         on_device = stays_on_device(self.fp32_groups_flat_partition[0])
         if not on_device:
             self.optimizer.scale = self._find_scale()
-        elif self._ranks > 1 or self._shared:  # a graph waits for no other rank
+        elif self.asks_ranks:  # a graph waits for no other rank
             squares = self._add_squares()
             self._squares = squares if self._squares is None else self._squares.copy_(squares)
         self.optimizer.find_scale = self._find_scale if on_device else None
         self.overflow = not on_device and not math.isfinite(self._norm)
         if not self.overflow:
-            for weights, sums in zip(
-                self.fp32_groups_flat_partition, self.fp32_groups_gradient_flat_partition, strict=True
-            ):
+            for weights, sums in zip(self.fp32_groups_flat_partition, self.own_gradients, strict=True):
                 weights.grad = sums
             self.optimizer.step()
             if not self.optimizer.keeps_zeros:
@@ -162,12 +180,10 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             )
 
     def _find_scale(self) -> Tensor | float:
-        """Computes the factor of gradients, and their norm: of the mean over ranks, which DeepSpeed's other optimizers
-        make too."""
+        """Computes the factor of gradients, and their norm."""
         squares = self._add_squares() if self._squares is None else self._squares
-        norm = squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
-        norm = self._norm = norm / self._ranks
-        return find_clip_factor(norm, self.clip_grad) / self._ranks
+        norm = self._norm = squares.sqrt().float() if stays_on_device(squares) else math.sqrt(float(squares))
+        return find_clip_factor(norm, self.clip_grad)
 
     def _add_squares(self) -> Tensor:
         """Adds up the squares of the sum of all ranks' gradients, over all weights."""
@@ -177,7 +193,7 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
             squares = torch.stack([bucket.squares(share) for bucket, share in own]).sum()
         else:
             squares = torch.stack([add_squares(sums) for sums in self.fp32_groups_gradient_flat_partition]).sum()
-        if self._ranks > 1 or self._shared:
+        if self.asks_ranks:
             dist.all_reduce(squares, group=None if self._shared else self._group)
         return squares
 

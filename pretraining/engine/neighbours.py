@@ -54,11 +54,13 @@ class Neighbours(Exchange):
 
     shares_weights = True
 
-    def __init__(self, rooms: Sequence[Tensor], numbers: int, notes: int, rank: int) -> None:
-        """Takes the rooms of all ranks, each with space for `numbers` in fp32 and `notes` in int64."""
-        ends = _align(8 * notes), _align(8 * notes) + _align(4 * numbers)
+    def __init__(
+        self, rooms: Sequence[Tensor], numbers: int, notes: int, rank: int, dtype: torch.dtype = torch.float32
+    ) -> None:
+        """Takes the rooms of all ranks, each with space for `numbers` of a type and `notes` in int64."""
+        ends = _align(8 * notes), _align(8 * notes) + _align(dtype.itemsize * numbers)
         self.notes = [room[: ends[0]].view(torch.int64) for room in rooms]
-        self.sums = [room[ends[0] : ends[1]].view(torch.float32) for room in rooms]
+        self.sums = [room[ends[0] : ends[1]].view(dtype) for room in rooms]
         self._left = rooms[0][ends[1] :]
         self.rank, self.others = rank, [other for other in range(len(rooms)) if other != rank]
 
@@ -133,16 +135,19 @@ class Neighbours(Exchange):
                     bucket.sums[part].add_(sums[part])
 
 
-def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours | None:
-    """Makes the rooms for these parameters, with space for `most_sums` sums, or those of the longest parameter. Returns
-    None where a rank cannot map the room of another. All ranks must call it."""
+def find_neighbours(
+    parameters: Sequence[Tensor], most_sums: int, dtype: torch.dtype = torch.float32, padding: int = 0
+) -> Neighbours | None:
+    """Makes the rooms for these parameters, with space for `most_sums` sums of a type, or those of the longest
+    parameter, and for `padding` numbers between parameters. Returns None where a rank cannot map the room of another.
+    All ranks must call it."""
     rank, ranks = place()
     if ranks == 1 or dist.get_backend(host_group()) != "gloo":  # a group that is pretended says nothing
         return None
-    spare = ranks * ALIGNED * len(parameters)  # what DeepSpeed may add at the ends of its flat tensors
+    spare = ranks * ALIGNED * len(parameters) + padding  # DeepSpeed may add some at the ends of its flat tensors
     sums = max(max(map(torch.numel, parameters)), min(sum(map(torch.numel, parameters)), most_sums)) + spare
-    notes, weights = count_notes(parameters), sum(parameter.nbytes for parameter in parameters) + spare
-    length = _align(8 * notes) + _align(4 * sums) + _align(weights)
+    notes, weights = count_notes(parameters), sum(parameter.nbytes for parameter in parameters) + 4 * spare
+    length = _align(8 * notes) + _align(dtype.itemsize * sums) + _align(weights)
     file = os.memfd_create("room")
     os.truncate(file, length)
     places = [SharedFile(*shared) if shared else None for shared in gather(_locate_file(file))]
@@ -150,7 +155,7 @@ def find_neighbours(parameters: Sequence[Tensor], most_sums: int) -> Neighbours 
     entered = [torch.frombuffer(room, dtype=torch.uint8, count=length) for room in rooms if room is not None]
     all_entered = all(gather(len(entered) == ranks))
     os.close(file)
-    return Neighbours(entered, sums, notes, rank) if all_entered else None
+    return Neighbours(entered, sums, notes, rank, dtype) if all_entered else None
 
 
 def count_notes(parameters: Iterable[Tensor]) -> int:

@@ -7,7 +7,6 @@ only if its numbers are those of the model and if all ranks together hold each p
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -69,8 +68,7 @@ def _read_stages_1_and_2(optimizer: Any, names: dict[int, str]) -> Iterator[Flat
 def _read_zero_1(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]:
     for number, tensor in enumerate(optimizer.fp32_groups_flat_partition):
         sizes = {names[id(parameter)]: parameter.numel() for parameter in optimizer.bf16_groups[number]}
-        offsets = [0, *itertools.accumulate(sizes.values())][:-1]
-        yield _cut_flat(tensor, sizes, offsets, optimizer, number)
+        yield _cut_flat(tensor, sizes, optimizer.list_offsets(number), optimizer, number)
 
 
 def _cut_flat(tensor: Tensor, sizes: dict[str, int], offsets: Sequence[int], optimizer: Any, number: int) -> FlatTensor:
@@ -106,6 +104,7 @@ def _read_stage_3(optimizer: Any, names: dict[int, str]) -> Iterator[FlatTensor]
 _READERS = {
     "DeepSpeedZeroOptimizer": _read_stages_1_and_2,
     "Zero1": _read_zero_1,
+    "FixedPointZero1": _read_zero_1,
     "DeepSpeedZeroOptimizer_Stage3": _read_stage_3,
 }
 

@@ -58,14 +58,23 @@ def train_step(
     micro-batches and must return the same on all ranks; GivenUpError is raised where it returns True.
     """
     seed_step(engine, seeds)
-    losses, outputs = [], []
-    for number, batch in enumerate(batches.micro):
+    losses, outputs, deal = [], [], batches.deal
+    turns = len(batches.micro) if deal is None else deal.turns
+    if engine.same_bits:
+        engine.expect(turns if deal is None else deal.total)
+    for turn in range(turns):
         mark()
-        if number and gives_up():
+        if turn and gives_up():
             raise GivenUpError
-        output = engine.forward(batch.to(engine.device))
+        if turn == len(batches.micro):  # in the last turn, which other ranks have a micro-batch for
+            engine.join_gradients(mark)
+            break
+        if deal is not None and engine.same_bits:
+            number = turn * deal.ranks + deal.rank
+            seed_step(engine, seeds._replace(generator=int(hash_key(seeds.dropout, number)[0]) >> 1))
+        output = engine.forward(batches.micro[turn].to(engine.device))
         loss = loss_of(output, batches)
-        engine.backward(loss, last=number == len(batches.micro) - 1, mark=mark)
+        engine.backward(loss, last=turn == turns - 1, mark=mark)
         losses.append(loss.detach())
         outputs.append(_detach(output))
     engine.step(learning_rate)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -88,6 +88,20 @@ def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array, one_way: int =
     )
 
 
+class Deal(NamedTuple):
+    """Which of the micro-batches of a step a rank computes: every one whose number leaves `rank` by `ranks`."""
+
+    rank: int
+    ranks: int
+    total: int
+    """the micro-batches of all ranks"""
+
+    @property
+    def turns(self) -> int:
+        """The most micro-batches of a rank."""
+        return -(-self.total // self.ranks)
+
+
 @dataclass(frozen=True)
 class StepBatches(Generic[AnyBatch]):
     """The micro-batches of one rank in one optimizer step, and the counts of the global batch.
@@ -97,6 +111,7 @@ class StepBatches(Generic[AnyBatch]):
 
     micro: tuple[AnyBatch, ...]  # this rank's micro-batches, whose gradients accumulate
     sequences: int  # of the global batch, over all ranks
+    deal: Deal | None = field(default=None, kw_only=True)  # which they are; without, each rank has equally many
 
     def pin_for(self: AnySteps, device: torch.device) -> AnySteps:
         """Copies the batches to pinned memory for a GPU; a thread does that ahead of the step."""

@@ -83,6 +83,13 @@ def describe_arithmetic() -> str:
     return (small_products() or "vectors") if may_use_kernels() and _functions() else "no kernels"
 
 
+def vector_bits() -> int:
+    """Returns the width of the vectors that the kernels were compiled for; 0 without kernels."""
+    if not (may_use_kernels() and _functions()):
+        return 0
+    return next((bits for bits in (512, 256) if f"vectors_of_{bits}" in _functions()), 128)
+
+
 def has_kernel(name: str) -> bool:
     """Whether a kernel of this name exists for fp32 on this processor."""
     return f"{name}_{TYPES[torch.float32]}" in _functions()

@@ -128,18 +128,22 @@ def step(
 ) -> Tensor:
     """Makes one step of flat tensors, each given as weights, gradients, and both averages; overwrites the gradients by
     the updates. Weights move by trust ratios if it `adapts`. Returns the squares of weights and updates of all slots,
-    (slots, 2), in fp64."""
+    (slots, 2), in fp64. Ranks add up the squares of their slots or, where they count the chunks of all, of chunks: then
+    the order of addition is the same on any ranks."""
     sizes: dict[str, Any] = {"chunk": CHUNK, "tile": TILE, "num_warps": 8}
     numbers = [value for beta in factors.betas for value in (math.log(beta) if beta else -math.inf, beta, 1 - beta)]
     slots = [len(each.begins) - 1 for each in chunks]
     sums = flats[0][0].new_empty(sum(slots), 2, dtype=torch.float64)
     for each, cut, own in zip(flats, chunks, sums.split(slots), strict=True):
-        squares = own.new_empty(len(cut.places), 2)
-        if len(squares):
-            given = (*each, cut.places, squares, factors.steps, factors.scale, *numbers, factors.epsilon, factors.decay)
-            _update[(len(squares),)](*given, corrects=factors.corrects, **sizes)
+        squares = own.new_empty(len(cut.places), 2) if cut.total is None else own.new_zeros(cut.total, 2)
+        if len(cut.places):
+            given = (*each, cut.places, squares[cut.first :], factors.steps, factors.scale)
+            given = (*given, *numbers, factors.epsilon, factors.decay)
+            _update[(len(cut.places),)](*given, corrects=factors.corrects, **sizes)
+        if adapts and cut.total is not None:
+            squares = add_over_ranks(squares)
         _add[(len(own),)](squares, cut.begins, own, num_warps=1)
-    sums = add_over_ranks(sums) if adapts else sums
+    sums = add_over_ranks(sums) if adapts and chunks[0].total is None else sums
     for each, cut, own in zip(flats, chunks, sums.split(slots), strict=True):
         if len(cut.places):
             given = (*each[:2], cut.places, own, factors.scale, factors.rate)

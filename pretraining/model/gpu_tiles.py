@@ -75,6 +75,10 @@ class Chunks(NamedTuple):
     """(chunks, 3) int64: first element, number of elements, slot"""
     begins: Tensor
     """(slots + 1,) int64: the first chunk of each slot"""
+    first: int = 0
+    """the number of the first chunk among those of all ranks"""
+    total: int | None = None
+    """the chunks of all ranks, where `begins` counts these; None where each rank adds up its own"""
 
     @classmethod
     def from_stretches(
@@ -89,6 +93,12 @@ class Chunks(NamedTuple):
         places = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
         begins = torch.searchsorted(places[:, 2].contiguous(), torch.arange(count + 1))
         return cls(places.to(device), begins.to(device))
+
+    def among_all(self, rows: Sequence[int], counts: Sequence[int]) -> Chunks:
+        """Returns these chunks as some of those of all ranks: their numbers among these, which are consecutive, and how
+        many each slot has."""
+        begins = torch.tensor([0, *counts]).cumsum(0)
+        return Chunks(self.places, begins.to(self.begins.device), rows[0] if rows else 0, sum(counts))
 
 
 class Drops(NamedTuple):

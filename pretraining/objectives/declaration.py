@@ -131,8 +131,6 @@ class Objective(ObjectiveCosts, ObjectiveExports):
     """which pieces a piece sees besides itself, in pre-training and in all that follows"""
     logits_at_once: ClassVar[int | None] = None
     """the most predictions whose logits are in memory together; None for all of a micro-batch"""
-    learns: ClassVar[str]
-    """what its model does, for messages: a model that …"""
     pairs_head: ClassVar[str] = "what learns from pairs"
     """display name of the heads that only pairs train"""
     figures: ClassVar[tuple[Figure, ...]]

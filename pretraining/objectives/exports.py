@@ -25,6 +25,8 @@ class ObjectiveExports(ABC):
     """the task of such models on the hub"""
     loads_as: ClassVar[str]
     """the class of transformers that loads the model with its predictions"""
+    learns: ClassVar[str]
+    """what its model does, for messages: a model that …"""
 
     def __init_subclass__(cls) -> None:
         """Resets what a parent says of the use of its exports: the subclass predicts something else."""
@@ -48,5 +50,5 @@ class ObjectiveExports(ABC):
         return self.loads_as
 
     def loading_remark(self, shape: Shape) -> str | None:  # noqa: ARG002
-        """Returns the model card's remark about loading by other classes."""
-        return None
+        """Returns the model card's remark about loading, by default of a class that another objective has named."""
+        return None if "loads_as" in vars(type(self)) else f"The class is another model's: this one {self.learns}."

@@ -29,11 +29,9 @@ from pretraining.planning.amount import (
 )
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
-USEFUL_SHARE, USEFUL_RANGE = 0.5, (0.132, 0.77)
+USEFUL_SHARE, USEFUL_RANGES = 0.5, {True: (0.132, 0.77), False: (0.194, 0.696)}
 """Share of the measured FLOP/s that a run reaches, if nothing better is known, and the lowest and highest median of the
-contests of Cloze in benchmarks/results/throughput-*.json."""
-FILLED = {128: 0.733, 512: 0.394}
-"""Lowest share of real pieces in sequences of Wikipedia of these lengths, in the same files."""
+contests of Cloze in benchmarks/results/throughput-*.json: True on CPUs, False on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,12 @@ class Target:
         parallel, options = self.recipe.parallel, self.recipe.deepspeed.get("zero_optimization")
         settings = (self.zero, parallel.offload, options, find_optimizer(self.recipe.optimizer), self.tensor)
         graphs = self.recipe.compute.graphs == "auto" and not self.room.on_cpu
-        return memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
+        planned = memory.plan_memory(self.shape, self.dtype, self.ranks, *settings, graphs)
+        if not parallel.same_bits or self.zero != 1:
+            return planned
+        parameters = memory.count_rank_parameters(self.shape)
+        wider = 4.0 * parameters * (1 + 1 / self.ranks)  # sums have 8 bytes, and a rank's share of them is in fp32 too
+        return planned._replace(gradients=planned.gradients + wider)
 
     def heaviest(self, phase: Phase) -> memory.Heaviest:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
@@ -118,7 +121,10 @@ class Target:
 
     def sizes(self, phase: Phase) -> list[int]:
         """Lists the possible micro-batches."""
-        return self.heaviest(phase).sizes(phase.batch // self.ranks, self.room.on_cpu)
+        share, heaviest = phase.batch // self.ranks, self.heaviest(phase)
+        if not self.recipe.parallel.same_bits:
+            return heaviest.sizes(share, self.room.on_cpu)
+        return [size for size in heaviest.sizes(phase.batch, self.room.on_cpu) if size <= max(share, 1)]
 
     def fits(self, phase: Phase, micro_batch: int) -> bool:
         """Whether a micro-batch of full sequences probably fits into the memory of a rank."""
@@ -188,17 +194,16 @@ class Plan:
         if target.corpora is not None and target.corpora.is_named:
             yield from describe_mixtures(target.recipe, target.corpora, [phase.steps for phase in self.phases])
         if target.manifest is None:
-            share = " and ".join(f"{share:.0%} of {length}" for length, share in FILLED.items())
-            yield f"no --data: a vocabulary of {target.shape.vocabulary:,} and full sequences are assumed"
-            yield f"real text takes less; the lowest is for Wikipedia, which fills {share} pieces"
+            pieces = target.shape.vocabulary
+            yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text takes less time"
         if target.cluster is not None:
             yield f"hours for {target.where}: docs/planning.md"
             if self.fits:
                 yield self.range
         elif flops is not None:
             tflops = f"{flops / 1e12:,.4g} TFLOP/s"
-            yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful"
-            yield "measured: {:.0%} to {:.0%} of it".format(*USEFUL_RANGE)
+            measured = "{:.0%} to {:.0%} were measured".format(*USEFUL_RANGES[room.on_cpu])
+            yield f"hours from a matrix throughput of {tflops} a rank, {USEFUL_SHARE:.0%} of it useful; {measured}"
         else:
             yield "hours: unknown, as the run will be on other machines; name the GPUs, as in --gpu h100-80"
         if target.note is not None:
@@ -220,7 +225,8 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether every phase has a micro-batch that fits."""
-        return len(self.phases) == len(self.target.recipe.phases)
+        fitting = [each for each in self.phases if self.target.fits(each.phase, each.micro_batch)]
+        return len(fitting) == len(self.target.recipe.phases)
 
     @property
     def memories(self) -> list[memory.Memory]:
@@ -244,23 +250,16 @@ class Plan:
 
     @property
     def span(self) -> tuple[float, float, float] | None:
-        """Seconds of all phases: least, planned and most; None if unknown. By the clock they are the same.
-
-        Without data the least time is that of sequences which are filled as those of Wikipedia.
-        """
-        seconds, (least, most) = self.seconds, cost.PUBLISHED
-        if seconds is None or not self.fits:
+        """Seconds of the planned steps: least, planned and most; None if unknown."""
+        seconds, (least, most), steps = self.seconds, cost.PUBLISHED, [each.steps or 0.0 for each in self.phases]
+        if seconds is None or not all(steps) or not self.fits:
             return None
-        if self.target.recipe.hours is not None:
-            return seconds, seconds, seconds
-        quick, slow = (USEFUL_SHARE / share * seconds for share in USEFUL_RANGE[::-1])
-        if self.target.cluster is not None:
-            hosts = [self.change_host(launch).seconds or seconds for launch in cost.LAUNCHES]
-            quick, slow = min(least * seconds, hosts[0]), max(most * seconds, hosts[1])
-        if self.target.manifest is None:
-            shares = (FILLED[128 if each.phase.length <= 128 else 512] * (each.seconds or 0.0) for each in self.phases)
-            quick *= sum(shares) / seconds
-        return quick, seconds, slow
+        if self.target.cluster is None:
+            quick, slow = (USEFUL_SHARE / share * seconds for share in USEFUL_RANGES[self.target.room.on_cpu][::-1])
+            return quick, seconds, slow
+        hosts = [self.change_host(launch).phases for launch in cost.LAUNCHES]
+        quick, slow = (sum(n * each.step_seconds for n, each in zip(steps, host, strict=True)) for host in hosts)
+        return min(least * seconds, quick), seconds, max(most * seconds, slow)
 
     @property
     def range(self) -> str:
@@ -313,7 +312,8 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
     statistics = measure_phase(target.recipe, phase, target.corpora)
     speed, step, efficiency = None, None, 1.0
-    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch)
+    uneven = target.recipe.parallel.same_bits
+    accumulation = count_micro_batches(phase, target.ranks, number, micro_batch, uneven)
     if target.cluster is not None:
         own, whole = (target.find_work(phase, micro_batch, tensor) for tensor in (target.tensor, 1))
         step = cost.estimate_step(target.cluster, *own, accumulation)

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from pretraining.architectures.weights import count_parameters
 from pretraining.config.schedule import PhaseSchedule
-from pretraining.objectives.declaration import num_parameters
+from pretraining.objectives.declaration import find_objective, num_parameters
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning.amount import USUAL_EPOCHS
 from pretraining.planning.plan import PhasePlan, Plan, Target, sum_known
 
 Record = dict[str, Any]
 PREPARED = (6.63e6, 14.32e6, "benchmarks/results/preparation-avx512-bf16-2-cores.json")
 """Lowest and highest bytes of text a second that a core makes shards of, with 5 duplicates and with 1: `whole_runs`."""
-TUNED, TUNED_MODEL = (603.9, 1239.7, "benchmarks/results/finetuning-*-2-cores.json"), (4, 256)
-"""Lowest and highest number of sentences a second in fine-tuning on 2 cores, `sst2-dynamic` with autocast, and the
-layers and width of that model. No GPU was measured."""
+TUNED, TUNED_MODEL = (603.9, 1239.7, "2 CPU cores: benchmarks/results/finetuning-*.json"), (4, 256)
+"""Lowest and highest number of sentences a second in fine-tuning, `sst2-dynamic` with autocast, and the layers and
+width of that model. No GPU was measured."""
 TOLD = 0.03
 """Relative difference of times that the model can resolve: about its mean error."""
 
@@ -27,6 +27,10 @@ TOLD = 0.03
 def record_plan(plan: Plan, hour_price: float | None = None, notes: Iterable[str] = ()) -> Record:
     """Records the plan of a run; `hour_price` is that of a rank, `notes` come after those of the plan."""
     target, shape = plan.target, plan.target.shape
+    estimates = dict(_estimate(plan, hour_price))
+    told = [f"{name.replace('_', ' ')}: {each['source']}" for name, each in estimates.items() if "source" in each]
+    told += ["fine-tuning: not measured for this model on such a device"] * ("fine_tuning" not in " ".join(estimates))
+    told += ["cost: unknown, as the hours are"] * (hour_price is not None and "cost" not in estimates)
     return {
         **{name: getattr(target, name) for name in ("where", "dtype", "zero", "ranks", "all_ranks", "tensor")},
         **{name: getattr(shape, name) for name in ("layers", "hidden", "heads", "vocabulary")},
@@ -37,8 +41,8 @@ def record_plan(plan: Plan, hour_price: float | None = None, notes: Iterable[str
         **{name: sum_known(getattr(each, name) for each in plan.phases) for name in ("steps", "pieces", "seconds")},
         "phases": [_record_phase(target, planned) for planned in plan.phases],
         "memory": [*_record_memory(plan)],
-        "estimates": dict(_estimate(plan, hour_price)),
-        "notes": [*plan.notes, *notes],
+        "estimates": estimates,
+        "notes": [*plan.notes, *told, *notes],
     }
 
 
@@ -50,34 +54,32 @@ def record_cluster(recipe: str, plans: Sequence[Plan], sizes: Sequence[Plan], ho
 
 def _estimate(plan: Plan, hour_price: float | None) -> Iterator[tuple[str, Record]]:
     """Estimates what a run takes, as far as it is known: a name with the unit, the range, and the planned value."""
-    target, shape, parameters = plan.target, plan.target.shape, num_parameters(plan.target.shape)
+    target, shape, span = plan.target, plan.target.shape, plan.span
+    if target.recipe.hours is not None:  # the clock ends it
+        if span is not None:
+            steps = sum(each.steps or 0.0 for each in plan.phases)
+            yield "steps", {"low": steps * span[1] / span[2], "planned": steps, "high": steps * span[1] / span[0]}
+        span = (plan.seconds,) * 3 if plan.fits and plan.seconds is not None else None
     rates = {"hours": 1 / target.all_ranks, "cost": hour_price, "energy_kWh": target.watts and target.watts / 1000}
     for name, rate in rates.items():
-        if plan.span is not None and rate is not None:
-            values = (rate * target.all_ranks * seconds / 3600 for seconds in plan.span)
+        if span is not None and rate is not None:
+            values = (rate * target.all_ranks * seconds / 3600 for seconds in span)
             yield name, dict(zip(("low", "planned", "high"), values, strict=True))
+    parameters, kept = num_parameters(shape), target.recipe.checkpoints
+    exported = parameters - count_parameters(find_objective(shape).own_weights(shape))
     yield "checkpoint_GB", {"planned": (4 + find_optimizer(target.recipe.optimizer).state_bytes) * parameters / 1e9}
-    yield "checkpoints_kept", {"planned": target.recipe.checkpoints.keep}
-    yield "export_GB", {"planned": 4 * parameters / 1e9}
+    yield "checkpoints_kept", {"planned": kept.keep + len(kept.keep_at or ())}
+    yield "export_GB", {"planned": 4 * exported / 1e9}
     amounts = [("preparation_core_hours_per_GB_of_text", 1e9, PREPARED)]
     if target.corpora is not None:
         data = [part.manifest for part in target.corpora.parts]
         stored = sum(each.bytes + sum(file.size for file in each.kept) for each in data)
         yield "shards_GB", {"planned": stored / 1e9}
-        amounts.append(("preparation_core_hours", sum(each.corpus.text_bytes for each in data), PREPARED))
-    elif (read := sum_known(map(_count_bytes, plan.phases))) is not None:
-        source = f"text that is read {USUAL_EPOCHS} times, as BERT's, or once"
-        yield "shards_GB", {"low": read / USUAL_EPOCHS / 1e9, "high": read / 1e9, "source": source}
+        amounts = [("preparation_core_hours", sum(each.corpus.text_bytes for each in data), PREPARED)]
     if target.room.on_cpu and (shape.layers, shape.hidden) == TUNED_MODEL:
         amounts.append(("fine_tuning_hours_per_million_sentences", 1e6, TUNED))
     for name, amount, (slow, quick, source) in amounts:
         yield name, {"low": amount / quick / 3600, "high": amount / slow / 3600, "source": source}
-
-
-def _count_bytes(planned: PhasePlan) -> float | None:
-    """Counts the bytes in shards of the examples that a phase reads; 15 of each are no pieces."""
-    text, size = planned.statistics, 2  # of a piece, and of its position
-    return planned.sequences and planned.sequences * (size * text.pieces + 2 * size * text.predictions + 15)
 
 
 PLANNED = ("micro_batch", "accumulation", "steps", "pieces", "epochs", "seconds", "efficiency")
@@ -112,7 +114,7 @@ def _find_learning_rates(schedule: PhaseSchedule) -> list[float]:
 
 def _record_memory(plan: Plan) -> Iterator[Record]:
     """Records the bytes of a rank under each ZeRO stage."""
-    for memory in plan.memories if plan.fits else ():
+    for memory in plan.memories if len(plan.phases) == len(plan.target.recipe.phases) else ():
         kept, recomputed = (memory.device + size for size in plan.activations)
         yield {**memory._asdict(), "with activations": kept, "with activations recomputed": recomputed}
 

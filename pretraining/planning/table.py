@@ -12,6 +12,7 @@ from data_prep.common.progress import duration
 from pretraining.planning.record import Record
 
 UNKNOWN = "?"
+SMALLER_UNITS = {"hours": ("seconds", 3600), "GB": ("MB", 1000), "kWh": ("Wh", 1000)}
 
 
 def render_plan(plan: Record) -> RenderableType:
@@ -93,12 +94,15 @@ def _memory_table(plan: Record) -> Table:
 
 
 def _estimate_table(plan: Record) -> Table:
-    """Makes a table of what a run takes: the range, the planned value, and the source."""
+    """Makes a table of what a run takes: the range and the planned value."""
     rows, columns = [], ("low", "planned", "high")
     for name, values in plan["estimates"].items():
-        numbers = (_format_digits(values[each]) if each in values else "" for each in columns)
-        rows.append([name.replace("_", " "), *numbers, values.get("source", "")])
-    return _make_table(["estimates", *columns, "source"], rows)
+        numbers = {each: values[each] for each in columns if each in values}
+        unit = next((unit for unit in SMALLER_UNITS if unit in name and max(numbers.values()) < 0.1), "")
+        smaller, size = SMALLER_UNITS.get(unit, ("", 1))
+        shown = (_format_digits(size * numbers[each]) if each in numbers else "" for each in columns)
+        rows.append([name.replace(unit, smaller, 1).replace("_", " "), *shown])
+    return _make_table(["estimates", *columns], rows)
 
 
 def _name_stage(zero: int, own: int) -> str:

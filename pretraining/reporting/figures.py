@@ -97,19 +97,22 @@ def draw_chart(
     called: Mapping[str, str],
     lengths: Sequence[int] = (),
 ) -> Figure:
-    """Draws each loss of the model in a plot of its own, with a line for each phase, whose length stands above."""
+    """Draws each loss of the model in a plot of its own, with a line for each phase and, if there is room, its
+    length above."""
     names = [name for name in called if any(name in logged.figures for logged in trained)] or [*called][:1]
     figure = new_figure(0.6 + 2.6 * len(names))
     plots = figure.subplots(len(names), 1, sharex=True, squeeze=False)[:, 0]
-    phases, held_out = _split_phases(trained), _split_phases(scored)
+    phases, held_out, labelled = _split_phases(trained), _split_phases(scored), -math.inf
     for axes, name in zip(plots, names, strict=True):
-        for phase, records in phases.items():
-            _draw_phase(axes, *_list_points(records, name), *_list_points(held_out.get(phase, []), name))
+        for phase in sorted({*phases, *held_out}):
+            _draw_phase(axes, *(_list_points(each.get(phase, []), name) for each in (phases, held_out)))
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
     for phase, records in [*phases.items()] if len(phases) > 1 else []:
-        text = f"length {lengths[phase - 1]}" if phase <= len(lengths) else f"phase {phase}"
-        plots[0].text(records[0].step, 1.01, text, transform=plots[0].get_xaxis_transform(), fontsize=8)
+        middle = (records[0].step + records[-1].step) / 2
+        if middle - labelled > 0.1 * trained[-1].step:  # the width of a label
+            text, labelled = f"length {lengths[phase - 1]}" if phase <= len(lengths) else f"phase {phase}", middle
+            plots[0].text(middle, 1.01, text, ha="center", transform=plots[0].get_xaxis_transform(), fontsize=8)
     lines, labels = plots[0].get_legend_handles_labels()
     shown = dict(zip(labels, lines, strict=True))  # each label once
     plots[0].legend(shown.values(), shown, frameon=False)
@@ -118,12 +121,14 @@ def draw_chart(
     return figure
 
 
-def _draw_phase(axes: Axes, steps: Array, losses: Array, marked: Array, held_out: Array) -> None:
+def _draw_phase(axes: Axes, trained: tuple[Array, Array], scored: tuple[Array, Array]) -> None:
     """Draws the losses of one phase, which those of another length cannot be compared with."""
+    (steps, losses), (marked, held_out) = trained, scored
     axes.plot(steps, losses, color=BLUE, alpha=0.25, linewidth=0.6)
-    axes.plot(steps, smooth(losses, 1 + len(losses) // 100), color=BLUE, linewidth=1.6, label="training, smoothed")
+    style: dict[str, Any] = {"color": BLUE, "marker": "." if len(steps) == 1 else "", "linewidth": 1.6}
+    axes.plot(steps, smooth(losses, 1 + len(losses) // 100), label="training, smoothed", **style)
     if len(marked):
-        style: dict[str, Any] = {"color": ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
+        style = {"color": ORANGE, "marker": "o", "markersize": 4, "linewidth": 1.2}
         axes.plot(marked, held_out, label="validation", zorder=3, **style)
 
 

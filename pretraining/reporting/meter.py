@@ -17,6 +17,12 @@ NEWEST_SHARE = 0.3
 """Weight of the newest interval in the moving average of the pace, from which the time left follows."""
 
 
+def round_sum(value: torch.Tensor) -> torch.Tensor:
+    """Rounds a sum over a micro-batch to a multiple of 2⁻¹⁶, in fp64: up to 2³⁷, such numbers are added exactly, and so
+    alike in any order."""
+    return value.double().mul(2.0**16).round().mul(2.0**-16)
+
+
 class Stopwatch:
     """Measures time, except that inside `pause`."""
 
@@ -99,9 +105,11 @@ class Meter:
         ceiling: float | None = None,
         watch: Stopwatch | None = None,
         readers: int | None = None,
+        same_bits: bool = False,
     ) -> None:
         """`ceiling`: the result of `measure_flops` on this rank; given on all ranks or on none. `readers`: the number
-        of ranks that add batches, by default all."""
+        of ranks that add batches, by default all. `same_bits`: the sums do not depend on the order of addition."""
+        self._same_bits = same_bits
         self._device, self._ceiling, self._readers = device, ceiling, readers
         self.watch = watch or Stopwatch(device)
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
@@ -121,7 +129,8 @@ class Meter:
 
     def add(self, sums: Sequence[torch.Tensor], **counts: float) -> None:
         """Adds a micro-batch of this rank: the sums of the model, which stay on the device, and its counts."""
-        self._sums += torch.stack([value.detach().double() for value in sums])
+        added = torch.stack([value.detach().double() for value in sums])
+        self._sums += round_sum(added) if self._same_bits else added
         for name, count in counts.items():
             self._counts[name] += count
 

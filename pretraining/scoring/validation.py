@@ -28,6 +28,7 @@ from pretraining.model.batch import PretrainingBatch
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import COUNTS, Objective, build_model, find_objective
+from pretraining.reporting.meter import round_sum
 
 PIECES = 1 << 13
 """Maximum number of pieces of a batch, with padding."""
@@ -67,14 +68,16 @@ def sum_losses(
     batches: Iterable[tuple[PretrainingBatch, bool]],
     device: torch.device,
     group: Any = None,
+    same_bits: bool = False,
 ) -> dict[str, float]:
     """Adds up the sums of an objective and `COUNTS` over the batches that count, of all ranks if they are connected, or
-    of a group that has them all. Waits for the GPU at the end only."""
+    of a group that has them all; with `same_bits` their order does not matter. Waits for the GPU at the end only."""
     found = torch.zeros(len(objective.sums(shape)) + len(COUNTS), dtype=torch.float64, device=device)
     for batch, counts in batches:
         losses = forward(batch.to(device))
         sizes = torch.tensor([len(batch.labels), len(batch.lengths)], dtype=torch.float64)
-        found += torch.cat([torch.stack([loss.double() for loss in losses]), sizes.to(device)]) * counts
+        added = torch.stack([loss.double() for loss in losses])
+        found += torch.cat([round_sum(added) if same_bits else added, sizes.to(device)]) * counts
     if dist.is_initialized():
         dist.all_reduce(found, group=group)
     return dict(zip((*objective.sums(shape), *COUNTS), found.tolist(), strict=True))

@@ -17,6 +17,7 @@ from pretraining.checkpoint.state import RunRecord, Saved
 from pretraining.checkpoint.writing import describe_making
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
+from pretraining.config.shortening import suggest_share
 from pretraining.data.mixing import WHOLE
 from pretraining.engine.engine import Engine
 from pretraining.model.shape import OF_OBJECTIVE
@@ -56,7 +57,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     if run.is_trained and branch is None:
         changes = _compare_data(run, request)
         if changes := [*changes, *list_training_changes(before, recipe)]:
-            cure = _find_cure(latest, request, changes)
+            cure = suggest_share(recipe, before) + _find_cure(latest, request, changes)
             raise UserError(_write_message(f"--out {request.out}: is trained to its end", changes, cure))
         return
     if run.lost:
@@ -81,6 +82,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
         is_same = before.objective == recipe.objective
         by_data = shape.learns.pairs != wanted.learns.pairs and is_same  # a fact of the data
         cure = _suggest_new_run(latest, request) if by_data and branch is None else "undo these, or name a new folder"
+        cure = suggest_share(recipe, before) + cure
         raise UserError(_write_message(f"{place}: cannot go on with this recipe", changes, cure))
     counts, (phase, done) = recipe.phase_steps(), (run.state.phase, run.state.phase_step)
     if counts is not None and phase < len(counts) and counts[phase] < done:

@@ -53,8 +53,8 @@ def describe_loading(shape: Shape, folder: Path) -> str:
     """Returns the call of transformers that loads it, or a command of fine-tuning if transformers cannot."""
     if is_theirs(shape):
         objective, path = objectives.find_objective(shape), json.dumps(str(folder), ensure_ascii=False)
-        said = "" if "loads_as" in vars(type(objective)) else f"  # a model that {objective.learns}"
-        said = "  # the logits at a piece predict the next one" if objective.shift else said
-        return f"transformers.{objective.loads_as}.from_pretrained({path}){said}"
+        said = "" if "loads_as" in vars(type(objective)) else f"a model that {objective.learns}"
+        remark = "the logits at a piece predict the next one" if objective.shift else said
+        return f"transformers.{objective.loads_as}.from_pretrained({path})" + (f"  # {remark}" if remark else "")
     model = quote(folder)
     return f"python finetuning/run_task.py TASK.toml --model {model}; no class of transformers computes this model"

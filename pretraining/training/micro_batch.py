@@ -32,14 +32,17 @@ from pretraining.processes.group import gather
 from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
 
+Found = Mapping[str, FoundMicroBatch]
 LESS_MEMORY = "a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
 
 
 class MicroBatches:
     """The micro-batches of the phases of a run: from the recipe, or found where it has "auto"."""
 
-    def __init__(self, request: Request, context: Context, engine: Engine, before: Mapping[str, FoundMicroBatch]):
-        """`before`: micro-batches that were found before the checkpoint, by phase name."""
+    def __init__(self, request: Request, context: Context, engine: Engine, before: Found, keeps: bool = False):
+        """`before`: micro-batches that were found before the checkpoint, by phase name; a run that `keeps` them takes
+        no others."""
+        self._keeps = keeps
         self._request, self._context, self._engine = request, context, engine
         self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
@@ -51,11 +54,13 @@ class MicroBatches:
         return self.found[phase.name].sequences if phase.micro_batch == "auto" else phase.micro_batch
 
     def find(self, first: int) -> None:
-        """Finds the micro-batches of the phases from number `first` on. All ranks call it together, before training."""
-        request = self._request
+        """Finds the micro-batches of the phases from number `first` on, with `parallel.same_bits` also of those that
+        this start does not train. All ranks call it together, before training."""
+        recipe = self._request.recipe
+        end = len(recipe.phases) if recipe.parallel.same_bits else self._request.num_phases
         with self._context.watch.pause():
             devices = sorted(set(gather(self._describe_device())))
-            for number, phase in list(enumerate(request.recipe.phases))[first : request.num_phases]:
+            for number, phase in list(enumerate(recipe.phases))[first:end]:
                 if phase.micro_batch == "auto":
                     self._find(number, phase, self._list_conditions(phase, devices))
                 elif self._context.world.rank == 0 and not self._make_trial(phase)(phase.micro_batch):
@@ -67,7 +72,12 @@ class MicroBatches:
         if before is None or before.conditions != conditions:
             own = self.find_largest(phase)
             fault = None if own else self._describe_shortage(number, phase, 1)
-            self.found[phase.name] = FoundMicroBatch(min(gather(own, fault)), conditions)
+            found = min(gather(own, fault))
+            if before is None or not self._keeps:
+                self.found[phase.name] = FoundMicroBatch(found, conditions)
+            elif found != before.sequences and self._context.world.rank == 0:
+                kept = f"parallel.same_bits keeps {before.sequences}, of the first start"
+                self._context.warn(f"micro-batch of phase {phase.name}: {found} would fit, but {kept}")
         if self._context.world.rank == 0:
             found = self.found[phase.name].sequences
             self._context.console.print(f"micro-batch of phase {phase.name}: {found} (auto)", markup=False)
@@ -104,6 +114,8 @@ class MicroBatches:
         """Lists all that decides which micro-batch fits: a run keeps its micro-batch while this stays the same."""
         recipe = self._request.recipe.as_dict()
         recipe["compute"].pop("graphs")  # older checkpoints lack it, and it changes little
+        if not recipe["parallel"]["same_bits"]:
+            del recipe["parallel"]["same_bits"]  # older checkpoints lack it
         return {
             "ranks": self._context.world.size,
             "devices": devices,

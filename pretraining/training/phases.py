@@ -64,7 +64,10 @@ class TrainingPhase:
     ) -> None:
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
         self.micro_batch = micro_batches.size_for(self.settings)
-        self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch)
+        uneven = request.recipe.parallel.same_bits
+        self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch, uneven)
+        self.count = self.settings.batch // self.micro_batch
+        """the micro-batches of a step, of all ranks"""
         self._request, self._mesh, self._device = request, mesh, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
         self._mixture, length = self.settings.mixture(request.corpora), self.settings.length
@@ -165,7 +168,7 @@ class TrainingPhase:
         end = self._schedule.steps
         steps = count(state.phase_step) if end is None else range(state.phase_step, end)
         self.clock = Clock(state.phase_seconds, self._device)
-        return closing(training_batches(self._dataset, self._order, steps, self.accumulation, self._device))
+        return closing(training_batches(self._dataset, self._order, steps, self.count, self._device))
 
     def batch_number(self, step: int) -> int:
         """Number, in the order of the phase, of the batch of a step."""
@@ -256,7 +259,7 @@ class TrainingPhase:
 
         engine.deepspeed.eval()
         for number, (part, limit) in enumerate(zip(validation.corpora.parts, self.scored, strict=True)):
-            read, where = batches(limit, number), (engine.device, self._mesh.data_group)
+            read, where = batches(limit, number), (engine.device, self._mesh.data_group, engine.same_bits)
             found = sum_losses(objective, shape, engine.forward, read, *where)
             totals = {name: value + totals.get(name, 0.0) for name, value in found.items()}
             examples += count_examples(validation, limit, number)
@@ -363,10 +366,13 @@ def score_retrieval(
         model = model.float().to(engine.device).eval().requires_grad_(False)
     embedder = Embedder(model, read_vocabulary(data), Pooling(length=length), shared=shared)
     engine.deepspeed.eval()
-    own = retrieval.rank(embedder.compute, before=before, place=(mesh.data_rank, mesh.data_ranks))
+    # the vectors of texts depend on those beside them by rounding, so with same_bits each rank computes all
+    place = (0, 1) if engine.same_bits else (mesh.data_rank, mesh.data_ranks)
+    own = retrieval.rank(embedder.compute, before=before, place=place)
     engine.deepspeed.train()
     found, best = retrieval.start_ranking(), np.stack([own.rows, own.scores])
-    for told in exchange(best.tobytes())[:: mesh.tensor_ranks]:  # ranks that share a model have found the same
+    alike = dist.get_world_size() if engine.same_bits else mesh.tensor_ranks  # ranks that have found the same
+    for told in exchange(best.tobytes())[::alike]:
         rows, scores = np.frombuffer(told).reshape(best.shape)
         found.add_ranking(rows.astype(np.int64), scores.astype(np.float32))
     return retrieval.score(found.rows)

@@ -26,6 +26,7 @@ from pretraining.processes.context import Context
 from pretraining.training.branching import require_own_branch
 from pretraining.training.origin import StartingPoint, begin_with, describe_change
 from pretraining.training.request import Request
+from pretraining.training.same_bits import choose_threads, require_same_conditions
 from pretraining.training.skips import Skip, read_skips
 
 
@@ -60,8 +61,9 @@ def set_leaps_aside(request: Request, context: Context, can_begin: bool) -> None
 def find_starting_point(request: Request, context: Context, latest: Saved | None, mesh: Mesh) -> StartingPoint:
     """Builds this rank's model, with the weights that it begins or goes on with; all ranks call it together."""
     compute = request.recipe.compute
-    torch.set_num_threads(compute.threads or group.default_threads(context.world))
+    torch.set_num_threads(choose_threads(latest, request, context))
     set_arithmetic(request.recipe.precision, compute, context.device)
+    require_same_conditions(latest, request, context)
     shape = request.shape_in(0 if latest is None else latest.run.state.phase)
     source = request.origin if latest is None else latest.record
     if source is not None:

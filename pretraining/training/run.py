@@ -223,6 +223,8 @@ def describe_run(request: Request, context: Context, engine: Engine, latest: Sav
         branch, step = latest.run.branch, latest.record.step
         is_begin = branch is not None and branch.step == step
         say(f"goes on as a branch of {branch}" if is_begin else f"continues after step {step:,}")
+        if engine.same_bits and latest.run.same_bits is None:
+            say(f"the bits are the same on any number of ranks from step {step:,} on, not before (parallel.same_bits)")
         for change in list_changes(latest, request, context, engine):
             say(f"changed since then: {change}")
         if jump := describe_jump(latest, recipe):

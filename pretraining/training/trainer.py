@@ -32,6 +32,7 @@ from pretraining.training.origin import StartingPoint
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.profiling import profile_steps
 from pretraining.training.request import Request
+from pretraining.training.same_bits import describe_conditions, find_kept
 from pretraining.training.skips import Skip
 
 
@@ -40,12 +41,14 @@ class Trainer(Loop):
 
     def __init__(self, request: Request, context: Context, engine: Engine, start: StartingPoint):
         recipe, world, state, latest = request.recipe, context.world, start.state, start.latest
-        self.micro_batches = MicroBatches(request, context, engine, {} if latest is None else latest.run.micro_batches)
+        found = {} if latest is None else latest.run.micro_batches
+        self.micro_batches = MicroBatches(request, context, engine, found, find_kept(latest, request) is not None)
         self.micro_batches.find(state.phase)
         ceiling = recipe.logging.peak_flops or measure_flops(engine.device, engine.dtype)
         shape = engine.model.shape
         self.objective = find_objective(shape)
-        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, readers=engine.mesh.data_ranks)
+        readers, same_bits = engine.mesh.data_ranks, engine.same_bits
+        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, None, readers, same_bits)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
@@ -356,5 +359,6 @@ class Trainer(Loop):
         """Makes the section of a checkpoint's record on the progress of the run."""
         data, losses = DataSummary.from_corpora(self.request.corpora), list(self.guard.losses)
         skips = [list(astuple(skip)) for skip in self.skips]
-        found, begun = self.micro_batches.found, (self.base, leapt, self.branch, skips)
+        same_bits = describe_conditions(self.request, self.context)
+        found, begun = self.micro_batches.found, (self.base, leapt, self.branch, skips, same_bits)
         return RunRecord(self.state, self.request.recipe, data, self.scores, losses, found, *begun)

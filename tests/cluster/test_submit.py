@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from support.training import RECIPE
 
 from cluster.submit import FOR_PLANS, main, run_program
 from data_prep.common.errors import UserError
+from finetuning.files.splits import FOLDERS as GLUE
 from pretraining.flags import OF_PLAN, Train
 
 SBATCH = """\
@@ -48,7 +50,8 @@ def folder(tmp_path: Path) -> Path:
     write_wiki(tmp_path / "wiki", documents=2)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     (tmp_path / "runs" / "recipe").mkdir(parents=True)
-    (tmp_path / "data" / "glue").mkdir(parents=True)
+    for name in GLUE.values():
+        (tmp_path / "data" / "glue" / name).mkdir(parents=True)
     return tmp_path
 
 
@@ -140,7 +143,7 @@ def test_a_dry_run_prints_what_a_shell_can_run(folder: Path, submit: Submit) -> 
 
 def test_a_dry_run_shows_every_job_and_all_that_is_missing(folder: Path, submit: Submit) -> None:
     """Nodes and time limits are those of sbatch: options before the environment before the script."""
-    (folder / "data" / "glue").rmdir()
+    shutil.rmtree(folder / "data" / "glue")
     site = 'CLOZE_PRETRAIN_OPTIONS="--nodes=4-8 -t 9:00:00"\nCLOZE_GATHER_OPTIONS="-N 1 --time 1:00:00"\n'
     (folder / "cluster" / "site.env").write_text(f"{site}SBATCH_TIMELIMIT=8:00:00\n")
     words = ["pipeline", "--text", "a", "b", "--shards", "data/ab", "--tasks", "rte", "squad", "--dry-run"]
@@ -158,6 +161,18 @@ def test_a_dry_run_shows_every_job_and_all_that_is_missing(folder: Path, submit:
     said = submit(*words[1:-1], code=2)  # without --dry-run nothing is submitted
     assert all(each in said for each in missing)
     assert not calls(folder)
+
+
+def test_a_task_of_glue_that_is_missing_is_told_by_its_name(folder: Path, submit: Submit) -> None:
+    (folder / "data" / "glue" / "MNLI").rmdir()
+    (folder / "data" / "glue" / "RTE").rename(folder / "data" / "glue" / "rte")
+    said = submit("--tasks", "mnli", "rte", "qqp", "--dry-run", code=2)
+    assert re.findall(r"(\S+): not there; .* glue --task (\w+)", said) == [("data/glue/MNLI", "mnli")]
+
+
+def test_a_recipe_that_is_not_checked_is_told_so(folder: Path, submit: Submit) -> None:
+    for variables in ({}, {"CLOZE_IMAGE": "", "CLOZE_PYTHON": "/nope"}):
+        assert "by recipe.toml, not checked here" in submit("--recipe", "recipe.toml", "--dry-run", **variables)
 
 
 def test_a_comment_of_a_dry_run_runs_nothing(folder: Path, submit: Submit) -> None:
@@ -244,6 +259,7 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--recipe", "demo", "--gpu=h100-80"], "--gpu=h100-80: only for train.py --check"),
         (["--tasks", "squd"], "--tasks squd: there is cola"),
         (["--tasks", "swag"], "data/swag: not there; python finetuning/fetch.py swag"),
+        (["--from", "pretrain", "--shards", "data/none", "--dry-run"], "error: --shards data/none: not there"),
         (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),
         (["--from", "gather", "--to", "prepare"], "the first comes after the last"),
         (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),
@@ -282,7 +298,8 @@ def test_a_recipe_of_a_mesh_is_checked_for_the_ranks_of_the_job(
 ) -> None:
     words = ["--to", "pretrain", "--script", "pretrain_gpt2_8b"]
     submit(*words, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": ""})
-    for own, ranks in (("-N 3-8 --gpus-per-node=a100:4", 12), ("--nodes=2 --ntasks-per-node=2", 4)):
+    two, three = "--nodes=2 --ntasks-per-node=2", "--nodes=3,8 --gpus-per-node=1"
+    for own, ranks in (("-N 3-8 --gpus-per-node=a100:4", 12), (two, 4), (three, 3)):
         said = submit(*words, code=2, **{**arguments_checked, "CLOZE_PRETRAIN_OPTIONS": own})
         assert f"the job has {ranks} ranks: CLOZE_PRETRAIN_OPTIONS=" in said
     assert len(calls(folder)) == 2

@@ -48,7 +48,7 @@ def in_order(place: Place, rank: int) -> list[str]:
     """The examples of the bad batch that a rank has, as they are named, micro-batch by micro-batch."""
     dataset = Dataset(Corpora.one(place.data), 32)
     order = BatchOrder(Order(int(hash_key(SEED, 0)[0]), dataset.shard_rows), batch_size=24)
-    micro = step_batches(dataset, order, BAD, rank, ranks=2, accumulation=3).micro
+    micro = step_batches(dataset, order, BAD, rank, ranks=2, count=6).micro
     return [", ".join(f"shard {shard} row {row}" for shard, row in batch.examples) for batch in micro]
 
 

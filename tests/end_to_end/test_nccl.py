@@ -59,7 +59,9 @@ def scored(device: torch.device) -> float:
     losses = Losses(*(torch.tensor(2.0, device=device) for _ in Losses._fields))
     quiet = SimpleNamespace(eval=lambda: None, train=lambda: None)
     model, held_out = SimpleNamespace(shape=SMALL), SimpleNamespace(shard_rows=[[4]], first_sets=[0, 1])
-    engine: Any = SimpleNamespace(device=device, deepspeed=quiet, model=model, forward=lambda _: losses)
+    engine: Any = SimpleNamespace(
+        device=device, same_bits=False, deepspeed=quiet, model=model, forward=lambda _: losses
+    )
     held_out.corpora = SimpleNamespace(parts=[SimpleNamespace(name="")])
     phase = SimpleNamespace(micro_batch=2, scored=[None], _mesh=ALONE)
     validate: Any = phases_module.TrainingPhase._validate

@@ -27,6 +27,8 @@ def test_a_shortened_run_goes_on_with_the_same_flag(place: Place) -> None:
     run, other = place.folder / "short", place.folder / "steps"
     assert_same(run, other)
     assert (run / "recipe.toml").read_text() == (other / "recipe.toml").read_text()
+    twice = place.command("short", "--phases.0.steps", "4", "--phases.1.steps", "4")
+    assert_refused(twice, "all phases were shorter: is --shorten 0.5 missing?")
     own = ["--recipe", str(run / "recipe.toml"), "--data", str(place.data), "--out", str(run)]
     assert_refused([*own, *HALF], "has the steps of this run already; leave --shorten out")
     assert "trained already" in run_main(entry.main, *own)

@@ -219,6 +219,12 @@ def test_what_cannot_answer_is_refused(
         assert "one row alone; give a list of rows" in refusal(load(folders["classes"]), row)
 
 
+def test_rows_may_be_arrays(folders: dict[Kind, Path]) -> None:
+    model = load(folders["classes"])
+    assert model(list(np.array(PAIRS))) == model(PAIRS)
+    assert "texts[0] is float64, not text" in refusal(model, np.array([1.0]))
+
+
 def test_the_results_of_a_task_lead_to_its_model(folders: dict[Kind, Path], tmp_path: Path) -> None:
     copied(folders["classes"], tmp_path / "model")
     assert load(tmp_path)(["a"]) == load(folders["classes"])(["a"])

@@ -111,7 +111,7 @@ FAULTS = [
     ("classes", "a.csv", 'id,text\n1,"a\n', "a.csv:2: not a row of CSV"),
     ("classes", "a.csv", "text,id,text\na,1,b\n", "a.csv:1: two columns have the name 'text'"),
     ("spans", "a.txt", "question\tcontext\tcontext\n", "a.txt:1: two columns have the name 'context'"),
-    ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: texts: 1; there should be 2: question, context"),
+    ("spans", "a.txt", "a\tb\n\nwho?\n", "a.txt:3: 1 text; there should be 2 (question, context)"),
     ("tags", "a.jsonl", '{"tokens": [1]}\n', "a.jsonl:1: 'tokens' should be a text or a list of words"),
     ("classes", "a.txt", "a\na\tb\n", "a.txt:2: a line with a tab, and the model does not say"),
     ("classes", "a.txt", "a\nM\udcfcnchen\n", "a.txt:2: not UTF-8"),

@@ -1,6 +1,8 @@
 """Files of vectors: the bytes of one uninterrupted run after any kill, and exact answers to queries."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -89,6 +91,8 @@ def test_a_killed_run_goes_on_to_the_same_bytes(
         if older and not allowed:
             run_main(predict.main, *first)
         assert [out.read_bytes()] == kept[1:] if older else not out.exists()
+        if allowed:
+            os.truncate(unfinished, unfinished.stat().st_size + 9)  # a part of a row that was not recorded
     allowed = 100
     run_main(predict.main, model, texts, "--vectors", out, *["--replace"] * older)
     assert out.read_bytes() == whole.read_bytes()
@@ -106,6 +110,48 @@ def test_rows_that_no_record_names_are_written_again(model: Path, texts: Path, m
             predict.predict_vectors(Predict(model, (texts,), vectors=out, replace=True), model)
     run_main(predict.main, model, few, "--vectors", out)
     assert out.read_bytes() == whole
+
+
+@pytest.mark.parametrize("size", [0, 100, 600, 128 + 52 * 128])
+def test_an_unfinished_file_of_any_size_is_completed(
+    model: Path, texts: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    whole, out, unfinished = map(texts.with_name, ("whole.npy", "out.npy", ".out.npy.part"))
+    run_main(predict.main, model, texts, "--vectors", whole)
+    unfinished.write_bytes(b"other")  # which no record names
+    stopped = Mock(side_effect=[compute(model, TEXTS[:8]), KeyboardInterrupt])
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "compute", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            predict.predict_vectors(Predict(model, (texts,), vectors=out), model)
+    os.truncate(unfinished, size)
+    run_main(predict.main, model, texts, "--vectors", out)
+    np.testing.assert_allclose(np.load(out), np.load(whole), atol=1e-6)
+
+
+@pytest.mark.parametrize("counts", [(20, 12), (12, 20), (20, 0)])
+def test_texts_that_change_while_they_are_read_have_as_many_vectors_as_were_read(
+    model: Path, texts: Path, counts: tuple[int, int]
+) -> None:
+    out, read = texts.with_name("out.npy"), Mock(side_effect=[TEXTS[:count] for count in counts])
+    vectors.VectorFile(prediction.TextEmbedder(model, "auto", "cpu"), texts, "lines", out, read).write(False)
+    np.testing.assert_allclose(np.load(out), compute(model, TEXTS[: counts[0]]), atol=1e-5)
+    assert json.loads(out.with_name("out.npy.json").read_text())["rows"] == counts[0]
+
+
+def test_a_full_disk_leaves_an_older_file_and_its_record(model: Path, texts: Path) -> None:
+    out, few = texts.with_name("out.npy"), texts.with_name("queries.txt")
+    run_main(predict.main, model, few, "--vectors", out)
+    kept = [(path, path.read_bytes()) for path in (out, out.with_name("out.npy.json"))]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, limits[1]))
+    try:
+        assert "cannot be written" in run_main(predict.main, model, texts, "--vectors", out, "--replace", code=2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert kept == [(path, path.read_bytes()) for path, _ in kept]
+    assert not [*out.parent.glob(".out.npy.[pt]*")]
+    run_main(predict.main, model, few, "--vectors", out)
 
 
 def test_vectors_that_others_have_made_are_refused(model: Path, texts: Path, tmp_path: Path) -> None:

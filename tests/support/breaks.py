@@ -121,12 +121,12 @@ resume: the optimizer's steps | pretraining/checkpoint/reading.py
     + engine.optimizer_steps = 0.0
     end_to_end/test_stops.py
 a rank's share of a batch | pretraining/data/batches.py
-    - mine = deal_sequences(lengths, ranks, accumulation)[rank]
-    + mine = deal_sequences(lengths, ranks, accumulation)[0]
+    - mine = deal_sequences(lengths, count)[rank::ranks]
+    + mine = deal_sequences(lengths, count)[::ranks]
     pretraining/data/test_batches.py
 the loss by micro-batches | pretraining/data/batches.py
-    - order.batch_size, int(predictions.sum()),
-    + order.batch_size, ranks * accumulation * int(predictions[mine[0]].sum()),
+    - counts = int(predictions.sum()),
+    + counts = count * int(predictions[mine[0]].sum()),
     pretraining/data/test_batches.py
 an epoch as the one before | pretraining/data/order.py
     - hash_key(self.seed, epoch, 1, shards)
@@ -161,9 +161,17 @@ warm-up: one step late | pretraining/config/schedule.py
     + (now if self.by_clock else step)
     pretraining/config/test_schedule.py
 gradients: clipping | pretraining/engine/gradients.py
-    - find_clip_factor(norm, self.clip_grad) / self._ranks
-    + find_clip_factor(norm * self._ranks, self.clip_grad) / self._ranks
+    - find_clip_factor(norm, self.clip_grad)
+    + find_clip_factor(norm * self._ranks, self.clip_grad)
     pretraining/engine/test_gradients.py::test_ranks_move_by_the_sum_of_their_gradients
+same bits: the limit of a gradient | pretraining/engine/fixed_point.py
+    - return LARGEST / self.addends
+    + return LARGEST
+    pretraining/engine/test_fixed_point.py
+same bits: where shares end | pretraining/engine/fixed_point.py
+    - begin = border if size <= BLOCK else -(-begin // BLOCK) * BLOCK
+    + pass
+    pretraining/engine/test_fixed_point.py
 export: the name of a weight | pretraining/architectures/bert.py
     - for name in ("query", "key", "value")]
     + for name in ("key", "query", "value")]

@@ -42,9 +42,11 @@ def make_steps(engine: Engine, lengths: Sequence[int], factors: Sequence[float])
     return kept
 
 
-def assert_leaves_out(poison: float, device: torch.device, name: str, zero: int) -> None:
+def assert_leaves_out(poison: float, device: torch.device, name: str, zero: int, same_bits: bool = False) -> None:
     """A step whose gradient is not finite changes neither weights, averages nor the number of steps."""
-    settings = EngineSettings(Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero))
+    settings = EngineSettings(
+        Optimizer.model_validate({"name": name}), Precision(dtype="fp32"), Parallel(zero=zero, same_bits=same_bits)
+    )
     engine = Engine(build_model(SHAPE).initialize(1), settings, device)
     first, second, third = make_steps(engine, [9, 5, 12, 64], (1.0, poison, 1.0))
     assert engine.optimizer_steps == 2

@@ -43,6 +43,7 @@ FIRST_WEIGHTS = ["--phases.0.learning_rate", "1e-30", "--phases.0.steps", "1", "
 """A step that moves no weight: its checkpoint has the weights that a run starts with."""
 BEGUN = "lamb-bf16"
 """The way to train that BEFORE begins and AFTER ends."""
+SAME_BITS = ["--parallel.same_bits", "true", "--compute.threads", "1"]
 PLANS = {
     "bert_mini": ["--logging.peak_flops", "1e12"],
     "bert_base_adam": ["--gpu", "a100-80", "--ranks", "8"],
@@ -149,6 +150,11 @@ def compare(before_root: Path, after_root: Path, folder: Path) -> list[str]:
     shutil.rmtree(before.out / "begun")
     shutil.copytree(before.out / BEGUN, before.out / "begun")
     found = list(differences(before.out, after.out))
+    for ranks in (1, 3):  # by AFTER alone, which compares itself
+        after.train(f"on-{ranks}", shards, *SAME_BITS, ranks=ranks)
+    one, three = (after.out / f"on-{ranks}" / "export" / "model.safetensors" for ranks in (1, 3))
+    if not filecmp.cmp(one, three, shallow=False):
+        found.append("parallel.same_bits: three ranks have exported other bits than one")
     if not any((after.out / name / "export" / "model.safetensors").exists() for name in WAYS):
         found.append("nothing was exported")
     return found

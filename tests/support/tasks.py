@@ -12,6 +12,7 @@ import pytest
 
 from data_prep.common.arrays import Array
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
+from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Cutter, Items, Ragged
 from finetuning.tasks.spans import TextWindows
 
@@ -124,6 +125,8 @@ def write_tasks(folder: Path) -> None:
         write_questions(folder / f"data/squad/{split}-v1.1.json", asked, CONTEXT)
     for name in ("train", "dev", "unseen"):
         files[f"{name}.csv"] = "review,stars\n" + "".join(f"it was a film of {row} words,{row % 3}\n" for row in ROWS)
+    for name in FOLDERS.values():  # empty but for SST-2
+        (folder / "data" / "glue" / name).mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

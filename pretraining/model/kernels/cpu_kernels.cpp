@@ -30,14 +30,24 @@ struct Kernel {
         KERNEL(norm_backward, T, suffix), KERNEL(dropout_rows, T, suffix), KERNEL(split_heads, T, suffix),            \
         KERNEL(merge_heads, T, suffix), KERNEL(softmax_forward, T, suffix), KERNEL(redo_dropout, T, suffix),          \
         KERNEL(softmax_backward, T, suffix), KERNEL(cross_entropy, T, suffix), KERNEL(add_gradient, T, suffix),       \
-        KERNEL(quantise_rows, T, suffix), KERNEL(rescale_rows, T, suffix), KERNEL(adamw, T, suffix)
+        KERNEL(add_fixed, T, suffix), KERNEL(adamw, T, suffix),                                                       \
+        KERNEL(quantise_rows, T, suffix), KERNEL(rescale_rows, T, suffix)
 
 }  // namespace
 
 // Every parameter is a pointer, an int64_t or a double, so that a caller needs no list of types.
 extern "C" const Kernel kernels[] = {KERNELS_OF(float, "float32"), KERNELS_OF(bfloat16, "bfloat16"),
                                   {"lamb_update_float32", reinterpret_cast<void*>(lamb_update)},
+                                  {"lamb_blocks_float32", reinterpret_cast<void*>(lamb_blocks)},
+                                  {"lamb_move_float32", reinterpret_cast<void*>(lamb_move)},
                                   {"add_squares_float32", reinterpret_cast<void*>(add_squares)},
+                                  {"add_block_squares_float32", reinterpret_cast<void*>(add_block_squares)},
+                                  {"take_fixed_float32", reinterpret_cast<void*>(take_fixed)},
+#if defined(__AVX512F__)  // sums of as many lanes round alike
+                                  {"vectors_of_512", reinterpret_cast<void*>(add_squares)},
+#elif defined(__AVX2__)
+                                  {"vectors_of_256", reinterpret_cast<void*>(add_squares)},
+#endif
                                   {"turn_bfloat16", reinterpret_cast<void*>(turn)},
                                   {"answer_float32", reinterpret_cast<void*>(answer<Floats>)},
                                   {"pack_floats_float32", reinterpret_cast<void*>(pack_floats)},

@@ -19,6 +19,8 @@ from pretraining.optimizers.declaration import Optimizer, OptimizerSettings, fin
 from pretraining.processes.group import find_device
 
 WEIGHT, GRADIENT = "weight", "gradient"
+BLOCK = 1 << 14
+"""With `parallel.same_bits`, the numbers of a parameter that are added up together: no rank's share ends in them."""
 Rate = Tensor | float
 """A learning rate: a tensor where `needs_rate_tensor`."""
 WHOLE = Shares()
@@ -79,6 +81,8 @@ class FlatOptimizer(torch.optim.Optimizer):
         assert not {"weight", "gradient", "step"} & {*kind.state}, f"{kind.state}: names that something else has"
         super().__init__(groups, {"lr": 0.0, "weight_decay": settings.weight_decay})
         self.kind, self.settings = kind, settings
+        self.same_bits = False
+        """whether a step has the same bits on any number of ranks (`parallel.same_bits`)"""
         self.flats: dict[int, FlatTensor] = {}
         """flat tensors by the id of their tensor"""
         self.scale: Tensor | float = 1.0

@@ -8,7 +8,7 @@ the squares of each parameter's parts, and the sums of all ranks in one small fp
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from pretraining.model.gpu_tiles import Chunks
 from pretraining.model.shape import Role
 from pretraining.optimizers.declaration import Optimizer, OptimizerSettings
 from pretraining.optimizers.steps.adamw import find_adam_factors
-from pretraining.optimizers.steps.flat import WHOLE, FlatOptimizer, FlatTensor, Rate, add_over_group
+from pretraining.optimizers.steps.flat import BLOCK, WHOLE, FlatOptimizer, FlatTensor, Rate, add_over_group
 
 
 class SlotTable(NamedTuple):
@@ -34,13 +34,18 @@ class SlotTable(NamedTuple):
     slots: tuple[str, ...]
     """the names of the slots"""
     places: tuple[int, ...]
-    """the slot of every stretch of this rank; no slot has two stretches"""
+    """the slot of every stretch of this rank; no slot has two stretches, but with `same_bits`"""
     stretches: Tensor
     """(stretches, 3) int64: offset, length, whether it is a whole slot"""
     group: Any
     """the process group of the ranks that hold the rest; None for this rank alone"""
     divided: tuple[int, ...] = ()
     """the slots of which the ranks of a tensor group hold a share each"""
+    rows: tuple[int, ...] = ()
+    """of every stretch of this rank, its row in a table of the squares of all ranks: its slot or, with `same_bits`, its
+    number among the blocks of all slots"""
+    counts: tuple[int, ...] = ()
+    """the rows of each slot"""
 
 
 class Lamb(FlatOptimizer):
@@ -57,7 +62,8 @@ class Lamb(FlatOptimizer):
 
     def read_layout(self) -> None:
         self._chunks.clear()
-        self._tables = {name: make_slot_table(flat, self.roles, self.shares) for name, flat in self.flats.items()}
+        tables = (make_slot_table(flat, self.roles, self.shares, self.same_bits) for flat in self.flats.values())
+        self._tables = dict(zip(self.flats, tables, strict=True))
 
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         by_kernel = kernels.usable(tensors[0])
@@ -80,18 +86,34 @@ class Lamb(FlatOptimizer):
         for tensor, table in zip(tensors, tables, strict=True):
             state, squares = self.get_state(tensor), torch.zeros(len(table.stretches), 2, dtype=torch.float64)
             flats = (tensor, tensor.grad, state["exp_avg"], state["exp_avg_sq"], squares, table.stretches)
-            count = len(table.stretches)
-            kernels.call("lamb_update", *flats, count, *numbers, -learning_rate, int(self.decays))
-            found.append(torch.zeros(len(table.slots), 2, dtype=torch.float64))
-            found[-1][list(table.places)] = squares
-        total = torch.cat(found)
-        if self.decays:
-            total = self._add_over_ranks(total, tables)
+            if self.same_bits:
+                kernels.call("lamb_blocks", *flats, len(squares), *numbers)
+            else:
+                kernels.call("lamb_update", *flats, len(squares), *numbers, -learning_rate, int(self.decays))
+            found.append(torch.zeros(sum(table.counts), 2, dtype=torch.float64))
+            found[-1][list(table.rows)] = squares
+        total = self._add_over_ranks(torch.cat(found), tables) if self.decays else torch.cat(found)
+        if self.same_bits:
+            self._move_blocks(tensors, tables, -learning_rate * self._choose_ratios(total, tables))
+        elif self.decays:
             ratios = find_ratios(total).tolist()
             for slot, is_whole, (weight, update, *_) in self._view_stretches(tensors, tables):
                 if not is_whole:
                     weight.add_(update, alpha=-learning_rate * ratios[slot])
         return total
+
+    def _choose_ratios(self, squares: Tensor, tables: Sequence[SlotTable]) -> Tensor:
+        """Computes the trust ratios of all slots: 1 of weights that do not decay."""
+        if self.decays:
+            return find_ratios(squares)
+        return squares.new_ones(sum(len(table.slots) for table in tables))
+
+    def _move_blocks(self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], amounts: Tensor) -> None:
+        """Moves the weights of all blocks by their updates, each times the amount of its slot."""
+        each = torch.split(amounts, [len(table.slots) for table in tables])
+        for tensor, table, own in zip(tensors, tables, each, strict=True):
+            given = own[list(table.places)].contiguous()
+            kernels.call("lamb_move", tensor, tensor.grad, table.stretches, given, len(given))
 
     def _move_by_triton(
         self, tensors: Sequence[Tensor], tables: Sequence[SlotTable], steps: Tensor, learning_rate: Rate, decay: float
@@ -101,6 +123,8 @@ class Lamb(FlatOptimizer):
         for tensor, table in zip(tensors, tables, strict=True):
             if id(tensor) not in self._chunks:
                 cut = Chunks.from_stretches(table.stretches.tolist(), table.places, len(table.slots), device)
+                if self.same_bits:
+                    cut = cut.among_all(table.rows, table.counts)
                 self._chunks[id(tensor)] = cut
         from pretraining.model import gpu_lamb  # loads Triton, which works where `usable` has said so
 
@@ -109,7 +133,9 @@ class Lamb(FlatOptimizer):
             settings.betas, settings.epsilon, decay, settings.bias_correction, steps, scale, rate
         )
         flats: list[Any] = [[each, each.grad, *map(self.get_state(each).get, self.kind.state)] for each in tensors]
-        add = partial(self._add_over_ranks, tables=tables)
+        add: Callable[[Tensor], Tensor] = partial(self._add_over_ranks, tables=tables)
+        if self.same_bits:
+            add = partial(add_over_group, group=tables[0].group)
         chunks = [self._chunks[id(tensor)] for tensor in tensors]
         return gpu_lamb.step(flats, chunks, factors, add, self.decays)
 
@@ -120,17 +146,18 @@ class Lamb(FlatOptimizer):
         betas, scale = self.settings.betas, self.scale_on(steps.device)
         finite = scale.isfinite()
         corrections = [1.0 - beta ** steps.double() if self.settings.bias_correction else 1.0 for beta in betas]
-        squares = torch.zeros(sum(len(table.slots) for table in tables), 2, dtype=torch.float64, device=steps.device)
+        rows = sum(sum(table.counts) for table in tables)
+        squares = torch.zeros(rows, 2, dtype=torch.float64, device=steps.device)
         stretches = [*self._view_stretches(tensors, tables)]
-        for slot, _, (weight, update, *averages) in stretches:
+        for row, (*_, (weight, update, *averages)) in zip(self._list_rows(tables), stretches, strict=True):
             gradient = update * scale
             for average, new, beta in zip(averages, (gradient, gradient.square()), betas, strict=True):
                 average.copy_(torch.where(finite, average.lerp(new, 1.0 - beta), average))
             mean, square = (average / each for average, each in zip(averages, corrections, strict=True))
             update.copy_(mean / (square.sqrt() + self.settings.epsilon) + decay * weight)
-            squares[slot] = torch.stack([each.double().square().sum() for each in (weight, update)])
+            squares[row] = torch.stack([each.double().square().sum() for each in (weight, update)])
         squares = self._add_over_ranks(squares, tables) if self.decays else squares
-        rates = learning_rate * (find_ratios(squares) if self.decays else torch.ones_like(squares[:, 0]))
+        rates = learning_rate * self._choose_ratios(squares, tables)
         for slot, _, (weight, update, *_) in stretches:
             weight.copy_(torch.where(finite, weight - rates[slot] * update, weight))
         return squares
@@ -147,9 +174,19 @@ class Lamb(FlatOptimizer):
                 yield begin + slot, bool(whole), [flat.view(-1).narrow(0, offset, length) for flat in flats]
             begin += len(table.slots)
 
+    def _list_rows(self, tables: Sequence[SlotTable]) -> Iterator[int]:
+        """Yields the row of every stretch in a table of the squares of all tensors."""
+        begins = itertools.accumulate((sum(table.counts) for table in tables), initial=0)
+        for begin, table in zip(begins, tables, strict=False):
+            yield from (begin + row for row in table.rows)
+
     def _add_over_ranks(self, squares: Tensor, tables: Sequence[SlotTable]) -> Tensor:
-        """Adds up the squares of slots, (slots, 2), over the ranks that hold parts of them."""
-        total = add_over_group(squares, tables[0].group)
+        """Adds up the squares of slots, (slots, 2), over the ranks that hold parts of them; with `same_bits` those of
+        their blocks, always in the same order."""
+        total = add_over_group(squares, tables[0].group)  # exact for blocks: all ranks but one add zeros
+        if self.same_bits:
+            counts = [count for table in tables for count in table.counts]
+            return torch.stack([each.sum(0) for each in torch.split(total, counts)])
         begins = itertools.accumulate((len(table.slots) for table in tables), initial=0)
         divided = [begin + slot for begin, table in zip(begins, tables, strict=False) for slot in table.divided]
         if divided:
@@ -163,26 +200,33 @@ def find_ratios(squares: Tensor) -> Tensor:
     return torch.where((weight > 0) & (update > 0), (weight / update).sqrt(), 1.0)
 
 
-def make_slot_table(flat: FlatTensor, roles: Mapping[str, Role], shares: Shares = WHOLE) -> SlotTable:
-    """Lists the slots of a flat tensor: a fused parameter is divided into equal blocks of rows, a slot for each."""
+def make_slot_table(
+    flat: FlatTensor, roles: Mapping[str, Role], shares: Shares = WHOLE, same_bits: bool = False
+) -> SlotTable:
+    """Lists the slots of a flat tensor: a fused parameter is divided into equal blocks of rows, a slot for each. With
+    `same_bits`, stretches end with the blocks of the parameter."""
     slots: list[str] = []
     divided: list[int] = []
-    places, stretches = [], []
+    places, rows, stretches, counts = [], [], [], list[int]()
     for name, size in flat.sizes.items():
-        count = roles[name].parts
-        block = size // count
+        count, parts = roles[name].parts, [part for part in flat.parts if part.name == name]
+        slot = size // count
         for number in range(count):
-            begin, end = number * block, (number + 1) * block
-            for part in flat.parts:
-                first, last = max(part.start, begin), min(part.start + part.length, end)
-                if part.name == name and first < last:
-                    places.append(len(slots))
-                    is_whole = last - first == block and name not in shares
-                    stretches.append((part.offset + first - part.start, last - first, int(is_whole)))
+            begin, end = number * slot, (number + 1) * slot
+            cuts = [begin, *(range(begin // BLOCK * BLOCK + BLOCK, end, BLOCK) if same_bits else ()), end]
+            for row, (low, high) in enumerate(itertools.pairwise(cuts), sum(counts)):
+                for part in parts:
+                    first, last = max(part.start, low), min(part.start + part.length, high)
+                    if first < last:
+                        places.append(len(slots))
+                        rows.append(row)
+                        is_whole = last - first == slot and name not in shares
+                        stretches.append((part.offset + first - part.start, last - first, int(is_whole)))
             divided += [len(slots)] if name in shares else []
+            counts.append(len(cuts) - 1)
             slots.append(name if count == 1 else f"{name}[{number}]")
     table = torch.tensor(stretches, dtype=torch.int64).view(-1, 3)
-    return SlotTable(tuple(slots), tuple(places), table, flat.group, tuple(divided))
+    return SlotTable(tuple(slots), tuple(places), table, flat.group, tuple(divided), tuple(rows), tuple(counts))
 
 
 STEPS = Lamb

@@ -68,7 +68,7 @@ def keys(batches: Iterable[Batch]) -> list[tuple[int, int]]:
 
 def steps_of(dataset: Dataset, order: BatchOrder, step: int, ranks: int, accumulation: int) -> list[PretrainingBatches]:
     """What each rank does in a step."""
-    return [step_batches(dataset, order, step, rank, ranks, accumulation) for rank in range(ranks)]
+    return [step_batches(dataset, order, step, rank, ranks, ranks * accumulation) for rank in range(ranks)]
 
 
 class Seen(NamedTuple):
@@ -166,13 +166,14 @@ def test_dealing_is_whole_and_even(ranks: int, accumulation: int, micro: int, fu
     draw = np.random.default_rng(seed)
     count = ranks * accumulation * micro
     lengths = np.where(draw.random(count) < full, 512, draw.integers(5, 513, count))
-    dealt = deal_sequences(lengths, ranks, accumulation)
+    bins = deal_sequences(lengths, ranks * accumulation)
+    dealt = bins.reshape(accumulation, ranks, micro).swapaxes(0, 1)
     assert (dealt.shape, sorted(dealt.ravel())) == ((ranks, accumulation, micro), list(range(count)))
     sums = lengths[dealt].sum(2)
     assert sums.max() - sums.min() <= lengths.max() - lengths.min()  # never more than one sequence's difference
     assert (np.diff(sums.max(0)) <= 0).all()  # the heaviest come first
     assert (np.diff(lengths[dealt], axis=2) <= 0).all()
-    assert np.array_equal(dealt, deal_sequences(lengths, ranks, accumulation))
+    assert np.array_equal(bins, deal_sequences(lengths, ranks * accumulation))
 
 
 @pytest.mark.parametrize("length", [128, 512])
@@ -181,7 +182,7 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
     draw = np.random.default_rng(0)
     for _ in range(20):
         lengths = np.minimum(length, draw.gamma(1.6, 90, 8 * 4 * 32).astype(np.int64) + 5)
-        sums = lengths[deal_sequences(lengths, 8, 4)].sum(2)
+        sums = lengths[deal_sequences(lengths, 32)].sum(1).reshape(4, 8).T
         assert (sums.max(0) / sums.min(0)).max() < 1.005
         assert sums.max() / sums.min() < 1.02
 
@@ -189,8 +190,8 @@ def test_ranks_get_nearly_the_same_pieces(length: int) -> None:
 def test_batches_of_training_come_in_order(dataset: Dataset, folder: Path, manifest: Manifest) -> None:
     order = order_of(dataset)
     of_a_rank = Dataset(Corpora.one(folder, manifest), 32, rank=1, ranks=2)
-    found = [keys(step.micro) for step, _ in training_batches(of_a_rank, order, range(4, 9), 3)]
-    assert found == [keys(step_batches(dataset, order, step, 1, 2, 3).micro) for step in range(4, 9)]
+    found = [keys(step.micro) for step, _ in training_batches(of_a_rank, order, range(4, 9), 6)]
+    assert found == [keys(step_batches(dataset, order, step, 1, 2, 6).micro) for step in range(4, 9)]
 
 
 def test_batches_for_a_gpu_are_pinned_by_their_reader(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:

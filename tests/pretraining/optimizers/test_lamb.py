@@ -20,6 +20,7 @@ from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_tiles
 from pretraining.model.shape import BIAS, MATRIX
 from pretraining.optimizers.lamb import OPTIMIZER, LambSettings
+from pretraining.optimizers.steps import lamb as steps
 from pretraining.optimizers.steps.flat import FlatTensor, Slice
 from pretraining.optimizers.steps.lamb import Lamb
 from pretraining.processes.group import disconnect
@@ -241,6 +242,48 @@ def test_lamb_by_our_kernels_on_a_gpu_is_lamb(chosen: dict[str, Any]) -> None:
         wanted.step()
         assert all(map(torch.equal, before, twin.everything()))
         twin.lamb.scale = wanted.lamb.scale = 1.0
+
+
+def move_share(begin: int, end: int, device: torch.device, squares: Tensor | None, patch: Any) -> tuple[Tensor, Tensor]:
+    """Makes a step of the numbers from `begin` to `end` with `same_bits`; returns the weights, and this rank's squares.
+    `squares` are those of all ranks, where this one has not all numbers."""
+    (flat, gradient), parts, offset, own = torch.randn(2, sum(SIZES.values())), [], 0, list[Tensor]()
+    for name, size in SIZES.items():
+        first, last = max(offset, begin), min(offset + size, end)
+        if first < last:
+            parts.append(Slice(name, first - offset, last - first, first - begin))
+        offset += size
+    weights = flat[begin:end].to(device, copy=True)
+    weights.grad = gradient[begin:end].to(device, copy=True)
+    lamb = Lamb(OPTIMIZER, [{"params": [weights], "lr": 0.5}], LambSettings())
+    lamb.same_bits = True
+    lamb.prepare([FlatTensor(weights, SIZES, tuple(parts))], ROLES, {})
+
+    def add(mine: Tensor, group: Any) -> Tensor:
+        assert group is None
+        own.append(mine.clone())
+        return mine if squares is None else squares
+
+    patch.setattr(steps, "add_over_group", add)
+    lamb.step()
+    return weights, own[0]
+
+
+@pytest.mark.usefixtures("small_chunks")
+@pytest.mark.parametrize("way", ["kernels", "torch", "triton"])
+def test_shares_of_blocks_move_by_the_bits_of_the_whole(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steps, "BLOCK", 32)
+    total, cut = sum(SIZES.values()), SIZES["small"] + 64  # within the second of three parameters that are joined
+    with compute_by(way) as device:
+        found = list[tuple[Tensor, Tensor]]()
+        for begin, end in [(0, total), (0, cut), (cut, total)]:
+            torch.manual_seed(3)
+            squares = found[0][1] if found else None
+            found.append(move_share(begin, end, device, squares, monkeypatch))
+    (whole, squares), *shares = found
+    assert torch.equal(whole, torch.cat([weights for weights, _ in shares]))
+    assert torch.equal(squares, shares[0][1] + shares[1][1])
+    assert len(squares) == 9
 
 
 def test_a_step_on_a_gpu_takes_few_launches(monkeypatch: pytest.MonkeyPatch) -> None:

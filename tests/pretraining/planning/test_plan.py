@@ -24,7 +24,7 @@ from pretraining.data.corpora import Corpora, CorpusFolder
 from pretraining.data.order import BatchOrder, Order
 from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
 from pretraining.planning.amount import measure_sequences
-from pretraining.planning.memory import Room, plan_memory
+from pretraining.planning.memory import Room, count_rank_parameters, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.record import record_plan
 from pretraining.planning.table import render_plan
@@ -152,6 +152,9 @@ def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: in
     stages = {each.zero: each.device for each in made.memories}
     assert stages[1] == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
     assert stages.get(0) == (pytest.approx((4 + 4 + 4 + 8 + 4) * count_padded(made)) if dtype == "fp32" else None)
+    exact = made.target.change_section("parallel", same_bits=True, zero=1).plan_memory()
+    wider = exact.device - stages[1]  # sums of 8 bytes, and a share of them in fp32
+    assert wider == pytest.approx(4 * (1 + 1 / 8) * count_rank_parameters(made.target.shape))
 
 
 def test_zero_divides_what_it_says_among_the_ranks() -> None:

@@ -16,8 +16,11 @@ from benchmarks import planner
 from data_prep.common.progress import duration
 from data_prep.shards import Manifest
 from pretraining import train
+from pretraining.architectures.weights import count_parameters
 from pretraining.checkpoint.record import list_finished
-from pretraining.planning import plan, record
+from pretraining.config.overrides import RECIPES, load_recipe
+from pretraining.huggingface.weights import list_weights
+from pretraining.planning import cost, plan, record
 
 pytestmark = pytest.mark.usefixtures("leaves_group")
 RESULTS = ROOT / "benchmarks" / "results"
@@ -60,7 +63,8 @@ def find_strange_numbers(text: str, found: dict[str, Any]) -> list[str]:
     """Finds the numbers in a text that are none of JSON's, whole, rounded, as percent, in millions or in billions."""
     values = [*walk(found)]
     numbers = [value for value in values if not isinstance(value, str)]
-    known = {f"{scale * n:{form}}" for n in numbers for scale in (1, 100, 1e-6, 1e-9) for form in FORMS}
+    scales = (1, 100, 1e-6, 1e-9, 1000, 3600)  # the last two for smaller units
+    known = {f"{scale * n:{form}}" for n in numbers for scale in scales for form in FORMS}
     left = " ".join(text.split())
     said = {" ".join(value.split()) for value in values if isinstance(value, str)} | {*map(duration, numbers)}
     for each in sorted(said, key=len, reverse=True):
@@ -95,12 +99,40 @@ def test_zero_0_is_there_in_fp32_alone() -> None:
         assert stages[0]["zero"] == least
 
 
-def test_the_range_without_data_has_the_published_speeds_of_text_without_padding() -> None:
-    found = check(f"{CHECK} --phases.0.length 512 --phases.0.batch 32768")
-    assert any("full sequences are assumed" in note for note in found["notes"])
-    speed, hours = found["phases"][1]["sequences_per_second"], found["estimates"]["hours"]
-    assert speed < 13_005, "planned"
-    assert speed * hours["planned"] / hours["high"] < 13_005 < 15_760 < speed * hours["planned"] / hours["low"]
+def test_without_data_full_sequences_are_said_to_be_assumed() -> None:
+    """And the range is that of published software, as the note on it says."""
+    for recipe in ("bert_large_lamb", "roberta_base"):
+        found = check(f"--check --recipe {recipe} --gpu a100-80 --ranks 64")
+        assert any("full sequences are assumed" in note for note in found["notes"])
+        hours = found["estimates"]["hours"]
+        assert [hours[name] / hours["planned"] for name in ("low", "high")] == pytest.approx(cost.PUBLISHED)
+        assert "shards_GB" not in found["estimates"]
+
+
+def test_by_the_clock_the_steps_have_a_range() -> None:
+    found = check("--check --recipe bert_large_budget --ranks 8 --gpu a100-80")
+    steps = found["estimates"]["steps"]
+    assert steps["planned"] == found["steps"]
+    assert [steps["planned"] / steps[name] for name in ("high", "low")] == pytest.approx(cost.PUBLISHED)
+    assert {*found["estimates"]["hours"].values()} == {24}
+    assert "clock" in " ".join(found["notes"])
+
+
+def test_what_is_kept_and_exported_is_counted() -> None:
+    words = "--check --gpu a100-80 --ranks 64 --checkpoints.keep_at [100,200]"
+    rtd = "--model.architecture electra --objective.name rtd"
+    for more in ("--recipe bert_large_lamb", f"--recipe bert_large_lamb {rtd}"):
+        found = check(f"{words} {more}")["estimates"]
+        recipe = load_recipe(RECIPES / "bert_large_lamb.toml", more.split()[2:])
+        weights = 4 * count_parameters(list_weights(recipe.shape(None))) / 1e9
+        assert (found["checkpoints_kept"]["planned"], found["export_GB"]["planned"]) == (5, pytest.approx(weights))
+
+
+def test_what_is_not_estimated_is_said() -> None:
+    """As for ranks of other machines, whose speed is unknown."""
+    notes = check("--check --recipe bert_large_lamb --ranks 64 --price-per-gpu-hour 2")["notes"]
+    for each in ("cost: unknown", "fine-tuning: not measured"):
+        assert any(note.startswith(each) for note in notes)
 
 
 def test_sizes_are_those_of_the_files(place: Place, straight: Path) -> None:
@@ -127,12 +159,10 @@ def read(pattern: str) -> Iterator[dict[str, Any]]:
 
 
 def test_ranges_are_those_of_the_measured_files() -> None:
-    contests = [each for found in read("throughput-*.json") for each in found["contests"].values()]
-    shares = [each["sides"]["cloze"]["share_of_ceiling"]["median"] for each in contests]
-    assert (min(shares), max(shares)) == plan.USEFUL_RANGE
-    for length, share in plan.FILLED.items():
-        own = [each["real_share_of_padded"] for each in contests if (each["mean_length"] > 128) == (length == 512)]
-        assert min(own) == share
+    for on_cpu, pattern in ((True, "throughput-*-cores.json"), (False, "throughput-nvidia-*.json")):
+        contests = [each for found in read(pattern) for each in found["contests"].values()]
+        shares = [each["sides"]["cloze"]["share_of_ceiling"]["median"] for each in contests]
+        assert (min(shares), max(shares)) == plan.USEFUL_RANGES[on_cpu]
     [runs] = [found["whole_runs"] for found in read(Path(record.PREPARED[2]).name)]
     speeds = [run[name] for run in runs for name in ("mb_per_s_of_a_core", "with_5_duplicates")]
     assert (min(speeds), max(speeds)) == tuple(pytest.approx(speed / 1e6) for speed in record.PREPARED[:2])
@@ -166,14 +196,12 @@ def test_what_does_not_fit_is_said_in_json_too() -> None:
         found = json.loads(done.output)
         assert done.code == 2
         assert "--gpu" in done.errors
-        assert "stages" not in found or not any(
-            each["fits"] or "hours" in each["estimates"] for each in found["stages"]
-        )
+        assert not any(each["fits"] or "hours" in each["estimates"] for each in found.get("stages", [found]))
 
 
 def test_options_of_plans_are_refused_where_none_is_asked_for() -> None:
-    said = run_main(train.main, *"--recipe demo --json --price-per-gpu-hour 2".split(), code=2)
-    assert "--price-per-gpu-hour: only with --check\n--json: only with --check" in said
+    said = run_main(train.main, *"--recipe demo --json --ranks 0 --price-per-gpu-hour 0".split(), code=2)
+    assert [f"--{name}: only with --check" in said for name in ("ranks", "price-per-gpu-hour", "json")] == [True] * 3
     assert "--price-per-gpu-hour 0: a number above 0" in run_main(
         train.main, *"--check --recipe demo --price-per-gpu-hour 0".split(), code=2
     )

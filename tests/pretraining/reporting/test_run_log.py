@@ -1,6 +1,7 @@
 """The files of a run: each record once, whatever is cut off; what is read of them again; chart and console."""
 
 import io
+import itertools
 import json
 import os
 import resource
@@ -246,6 +247,23 @@ def test_phases_of_other_lengths_have_lines_of_their_own(straight: Path, monkeyp
     monkeypatch.setattr(figures, "save", lambda figure, _: drawn.append(figure))
     figures.draw_losses(straight, list_loss_curves())
     assert [text.get_text() for text in drawn[0].axes[0].texts] == ["length 32", "length 64"]
+
+
+def test_labels_of_phases_stand_apart_and_within_the_plot() -> None:
+    """And a phase with one record, of training or of validation, can be seen."""
+    ends, records = (0, 9000, 9300, 9500, 9600), []
+    for phase, (begin, end) in enumerate(itertools.pairwise(ends), 1):
+        records += [{"step": step, "phase": phase, "masked_loss": 9.0} for step in range(begin + 50, end + 1, 50)]
+    records.append({"step": 9610, "phase": 5, "masked_loss": 9.0})
+    scored = Logged.from_record({"step": 9620, "phase": 6, "masked_loss": 9.0})
+    figure = draw_chart([*map(Logged.from_record, records)], [scored], "", {"masked_loss": "loss"})
+    figure.canvas.draw()
+    [axes] = figure.axes
+    boxes = [text.get_window_extent() for text in axes.texts]
+    assert [text.get_text() for text in axes.texts] == ["phase 1", "phase 2"]
+    assert boxes[0].x1 < boxes[1].x0 < boxes[1].x1 < axes.bbox.x1
+    shown = [[*np.asarray(line.get_xdata())] for line in axes.lines if line.get_marker() not in ("", "None")]
+    assert shown == [[9610], [9620]]
 
 
 def test_lines_of_progress_come_ever_more_rarely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

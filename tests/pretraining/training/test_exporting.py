@@ -30,8 +30,9 @@ from pretraining.config.settings import Recipe
 from pretraining.data.corpora import Corpora
 from pretraining.export import main
 from pretraining.flags import Export
+from pretraining.huggingface import model_card
 from pretraining.huggingface.folders import read_folder, write_fine_tuned, write_folder
-from pretraining.huggingface.model_card import DataSummary, Provenance
+from pretraining.huggingface.model_card import DataSummary, Provenance, make_model_card
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration, ltr
 from pretraining.objectives.declaration import build_model, num_parameters
@@ -100,10 +101,11 @@ def test_an_objective_says_nothing_of_loading_that_its_parent_says(
 
     shape = make_shape("tiny", 50).change_learning(objective="ltr", sees="before")
     assert ltr.OBJECTIVE.loading_remark(shape)
-    assert AfterNext().loading_remark(shape) is None
     assert (AfterNext.tag, AfterNext.reading, ltr.OBJECTIVE.tag) == ("feature-extraction", "", "text-generation")
     assert describe_loading(shape, tmp_path).endswith('")')
-    monkeypatch.setattr(declaration, "find_objective", lambda shape: AfterNext())
+    for module in (declaration, model_card):
+        monkeypatch.setattr(module, "find_objective", lambda shape: AfterNext())
+    assert "this one predicts the piece after the next." in make_model_card(shape, tmp_path, 32, None, None)
     assert describe_loading(shape, tmp_path).endswith('")  # a model that predicts the piece after the next')
 
 
