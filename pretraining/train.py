@@ -125,7 +125,6 @@ def read_plan(wanted: Train, overrides: list[str], ranks: int) -> tuple[Recipe, 
     *_, (recipe, corpora, _, notes) = check_all(
         lambda: check_options(ranks=wanted.ranks, gpu=wanted.gpu, price_per_gpu_hour=wanted.price_per_gpu_hour),
         lambda: parse_time_limit(wanted.time_limit),
-        lambda: wanted.branch and Branch.parse(wanted.branch).find(),
         lambda: read_all(wanted, overrides, max(1, ranks)),
     )
     return recipe, corpora, notes
@@ -175,7 +174,7 @@ def read_all(
     Returns them with a note on what --shorten has changed in the recipe."""
     run, base = wanted.out, wanted.init
     if wanted.branch is not None and (run is None or not list_finished(run)):
-        run = Branch.parse(wanted.branch).run
+        run = Branch.parse(wanted.branch).find()
     if wanted.branch is not None and run is not None and peek(FORM, wanted.recipe, overrides, "base_model") is None:
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import shutil
 import sys
 import textwrap
@@ -79,6 +80,8 @@ def read_subcommand(kinds: Mapping[str, type[Kind]], arguments: Sequence[str], p
 def _prepare_arguments(kind: type[Any], arguments: Sequence[str], prog: str, page: str) -> list[str]:
     """Prints the help and exits if the command line asks for it; otherwise returns the words without removed flags."""
     print_help_if_asked(kind, arguments, prog, page)
+    if len(re.findall(r"(?<!\S)--data[= ]\w+=", " ".join(arguments))) > 1:
+        raise UserError("--data is given twice; give all corpora after one: --data wiki=data/wiki books=data/books")
     return drop_removed(getattr(kind, "removed", {}), arguments)
 
 

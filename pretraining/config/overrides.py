@@ -8,6 +8,7 @@ The settings are in `settings.py`, contradictions between them in `conflicts.py`
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,10 +71,10 @@ def load_recipe_and_data(
 
 
 def find_mixture_faults(recipe: Recipe, corpora: Corpora, done: int) -> Iterator[str]:
-    """Yields what the mixtures of phases ask of corpora that are not there or, after the first phases, which are
-    `done`, have no examples of their length."""
+    """Yields what the mixtures of phases, after the first ones, which are `done`, ask of corpora that are not there or
+    have no examples of their length."""
     there = {part.name for part in corpora.parts}
-    for number, phase in enumerate(recipe.phases):
+    for number, phase in enumerate(recipe.phases[done:], done):
         faults = False
         for name in ("mix", "last_mix", "mix_temperature"):
             given = getattr(phase, name)
@@ -85,12 +86,17 @@ def find_mixture_faults(recipe: Recipe, corpora: Corpora, done: int) -> Iterator
             elif unknown:
                 faults = True
                 yield f"{said}: --data names no {', '.join(unknown)}; there is {', '.join(sorted(there))}"
-        if not faults and number >= done and phase.length <= max(corpora.lengths()):
+        if not faults and phase.length <= max(corpora.lengths()):
             given = {**(phase.mix or {}), **(phase.last_mix or {})}
             read = {name for name, share in given.items() if share} if phase.mix else there
-            fault = corpora.select(read).find_length_fault(phase.length)
+            fault, mixture = corpora.select(read).find_length_fault(phase.length), phase.mixture(corpora)
+            known = dict(zip(mixture.names, mixture.examples, strict=True))
+            unread = sorted(name for name in read if known.get(name, inf) == inf)
             if fault is not None:
                 yield f"phases.{number}.length = {phase.length}: {fault}; make them alike with shard.py --lengths"
+            elif unread and corpora.is_named:
+                cause = "it has no examples of this length, or less than a millionth of the sequences"
+                yield f"phases.{number}: would read nothing of {', '.join(unread)}: {cause}; give other shares in mix"
 
 
 def find_mask_faults(objectives: Sequence[Objective], data: Path) -> Iterator[str]:

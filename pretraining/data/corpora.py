@@ -77,10 +77,10 @@ class Corpora:
         named = [split_word(str(word)) for word in words]
         if faults := [*find_name_faults(named)]:
             raise UserError("\n".join(faults))
-        corpora = cls(tuple(check_all(*(partial(_read_part, *each, waits) for each in sorted(named)))))
-        if faults := [*corpora.find_differences()]:
+        parts = check_all(*(partial(_read_part, *each, waits) for each in named))
+        if faults := [*cls(tuple(parts)).find_differences()]:
             raise UserError("\n".join(faults))
-        return corpora
+        return cls(tuple(sorted(parts, key=lambda part: str(part.name))))
 
     @property
     def is_named(self) -> bool:

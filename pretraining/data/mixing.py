@@ -68,12 +68,15 @@ class Mixture:
         temperature: float | None = None,
     ) -> Mixture:
         """Chooses the shares of a phase of this length: those of `mix`, or in proportion to the numbers of examples
-        to the power of a `temperature`. Corpora without a share are left out."""
-        sizes = [part.count_examples(length) ** (1.0 if temperature is None else temperature) for part in corpora.parts]
+        to the power of a `temperature`. Corpora without a share are left out. A phase that is done may name corpora of
+        which none is there any more: then the shares are in proportion, too."""
+        counts = [part.count_examples(length) for part in corpora.parts]
+        sizes = [count and count ** (1.0 if temperature is None else temperature) for count in counts]
         sizes = sizes if any(sizes) else [1.0] * len(sizes)
         first = sizes if mix is None else [mix.get(part.name, 0.0) for part in corpora.parts]
         last = first if last_mix is None else [last_mix.get(part.name, 0.0) for part in corpora.parts]
-        shares = np.stack([divide_whole(np.array(each, np.float64), WHOLE) for each in (first, last)])
+        wanted = [np.array(each if any(each) else sizes, np.float64) for each in (first, last)]
+        shares = np.stack([divide_whole(each, WHOLE) for each in wanted])
         read = np.flatnonzero(shares.any(axis=0))
         chosen = corpora.select({corpora.parts[index].name for index in read})
         return cls(chosen, length, tuple(shares[0, read].tolist()), tuple(shares[1, read].tolist()))
@@ -155,7 +158,7 @@ class Slots:
         """Finds a chunk: the corpora of its slots, and the sequences of each corpus before each of its stretches."""
         if len(self._shares) == 1:  # after WHOLE slots each corpus has had its exact share, and all begins again
             return self._chunk(0)
-        for before in range(max(each for each in self._begins if each <= number), number):
+        for before in range(max(each for each in list(self._begins) if each <= number), number):
             self._chunk(before)
         return self._chunk(number)
 

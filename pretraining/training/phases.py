@@ -113,10 +113,10 @@ class TrainingPhase:
         state.note_corpora({name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns})
 
     def _divide_scored(self, scored: Corpora) -> list[int | None]:
-        """Divides the held-out examples of an evaluation among these corpora by their shares."""
+        """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more."""
         examples, kept = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
         shares = [share for name, share in zip(self._mixture.names, self._mixture.mean, strict=True) if name in kept]
-        return [*map(int, divide_whole(shares, examples))] if examples and shares else [None] * len(shares)
+        return [*map(int, np.maximum(1, divide_whole(shares, examples)))] if examples and shares else [None] * len(shares)
 
     @property
     def notes(self) -> list[str]:

@@ -38,6 +38,8 @@ class Mixed(Place):
     def command(self, run: object, *more: object) -> list[str]:
         words = super().command(run, *MIXED, *more)
         at = words.index("--data")
+        if "--data" in more:
+            return [*words[:at], *words[at + 2 :]]
         return [
             *words[: at + 1],
             *(f"{name}={self.data / name}" for name in ("wiki", "books", "code")),
