@@ -382,7 +382,7 @@ pretrain() {
   await_earlier "$run/jobs.jsonl"
   take shards --data ''
   [[ -n $shards ]] || shards=$(earlier_shards "$run") chosen=', as at an earlier start'
-  [[ ! $shards =~ ^[A-Za-z0-9_]+=.*\ [A-Za-z0-9_]+= ]] || read -ra shards <<<"$shards"
+  [[ ! $shards =~ ^[A-Za-z0-9_]+=.*\ [A-Za-z0-9_]+= ]] || mapfile -t shards < <(sed -E 's/ (\w+=)/\n\1/g' <<<"$shards")
   [[ -n $shards ]] || shards=$(newest_shards) chosen=', the newest'
   manifests=("${shards[@]/%//manifest.json}")
   [[ -e ${manifests[0]} ]] || manifests=("${manifests[@]#*=}") # of NAME=FOLDER

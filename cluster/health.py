@@ -21,12 +21,13 @@ import torch.distributed as dist
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import writable
-from pretraining.config.overrides import load_recipe
+from pretraining.config.overrides import find_mixture_faults, load_recipe
 from pretraining.data.corpora import Corpora
 from pretraining.mesh.cuts import find_crossing
 from pretraining.objectives.declaration import num_parameters
 from pretraining.processes.ahead import await_call
 from pretraining.reporting.hardware import synchronize
+from pretraining.training.origin import count_recorded_phases
 
 Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
@@ -110,13 +111,22 @@ def try_disk(folder: Path) -> float:
 
 
 def check_recipe(
-    free: float, recipe: Path, overrides: Sequence[str], corpora: Corpora, ranks: int, per_node: int
+    free: float,
+    recipe: Path,
+    overrides: Sequence[str],
+    corpora: Corpora,
+    ranks: int,
+    per_node: int,
+    run: Path | None = None,
 ) -> None:
-    """Raises UserError if the disk has no room for checkpoints, or if ranks of several nodes would share a model
-    unasked. Does not look up the sizes of a base model."""
+    """Raises UserError if the disk has no room for checkpoints, if ranks of several nodes would share a model unasked,
+    or if a phase that is not done in the checkpoints of a `run` cannot be mixed. Does not look up the sizes of a base
+    model."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=corpora.lengths())
-    if (fault := find_crossing(settings.parallel.tensor, per_node, settings.parallel.across_nodes)) is not None:
-        raise UserError(fault)
+    faults = [find_crossing(settings.parallel.tensor, per_node, settings.parallel.across_nodes)]
+    faults += find_mixture_faults(settings, corpora, count_recorded_phases(run))
+    if found := [*filter(None, faults)]:
+        raise UserError("\n".join(found))
     needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(corpora.common))
     if settings.base_model is None and free < needed:
         told = f"{free / 1e9:,.2f} GB are free, and {CHECKPOINTS} checkpoints take {needed / 1e9:,.2f} GB"

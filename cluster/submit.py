@@ -122,8 +122,8 @@ def choose_shards(wanted: argparse.Namespace, steps: Sequence[str]) -> list[str]
     text, shards = " ".join(wanted.text), wanted.shards
     if not shards and (len(wanted.text) > 1 or set("=*?[") & set(text)):
         raise UserError(f"--text {text}: name the folder of the shards: --shards")
-    if shards and len(shards) > 1 and "prepare" in steps:
-        raise UserError(f"--shards {' '.join(shards)}: one text makes one folder; begin with --from pretrain")
+    if shards and (len(shards) > 1 or re.match(r"\w+=", shards[0])) and "prepare" in steps:
+        raise UserError(f"--shards {' '.join(shards)}: a text makes one folder, without a name; take --from pretrain")
     return shards or [f"data/{Path(text).name}"]
 
 

@@ -49,7 +49,7 @@ from data_prep.common.locks import LOCK, locked, read_lock
 from data_prep.common.reading import peek, peek_device
 from data_prep.common.toml_text import toml_value
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import RECIPE, RECORD, list_finished
+from pretraining.checkpoint.record import RECIPE, RECORD
 from pretraining.config.overrides import FORM, load_recipe_and_data
 from pretraining.config.settings import Recipe
 from pretraining.config.shortening import check_share, shorten_recipe
@@ -66,7 +66,7 @@ from pretraining.training.changes import compare_recipes
 from pretraining.training.origin import OriginFinder, check_data, count_recorded_phases, read_recorded_base
 from pretraining.training.phases import read_sample
 from pretraining.training.preview import plan_run
-from pretraining.training.request import Branch, Request
+from pretraining.training.request import Branch, Request, find_earlier
 from pretraining.training.run import run_training
 
 
@@ -172,9 +172,7 @@ def read_all(
     """Reads the recipe, what is known of the data, and the model to begin with; checks them against each other.
 
     Returns them with a note on what --shorten has changed in the recipe."""
-    run, base = wanted.out, wanted.init
-    if wanted.branch is not None and (run is None or not list_finished(run)):
-        run = Branch.parse(wanted.branch).find()
+    run, base = find_earlier(wanted.out, wanted.branch), wanted.init
     if wanted.branch is not None and run is not None and peek(FORM, wanted.recipe, overrides, "base_model") is None:
         base = read_recorded_base(run)
     given = overrides if base is None else [*overrides, f"--base_model={toml_value(base)}"]

@@ -55,7 +55,7 @@ class RunState:
     """segments that the weights were trained on, in this run or before: 1 without pairs"""
     corpora: list[dict[str, dict[str, int]]] = field(default_factory=list)
     """for each phase from the first on, what it reads of each corpus with a name: its shares `first` and `last`, in
-    millionths, the length `stored` of its examples, and its `sequences`, once the phase is done"""
+    millionths, the length `stored` of its examples, and once the phase is done its `sequences`, also those `skipped`"""
 
     def note_corpora(self, read: dict[str, dict[str, int]]) -> None:
         """Notes what this phase reads of each corpus."""

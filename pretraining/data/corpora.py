@@ -147,7 +147,11 @@ class Corpora:
 def split_word(word: str) -> tuple[str, Path]:
     """Parses NAME=FOLDER or FOLDER; the name of a folder that exists may contain =."""
     name, equals, folder = word.partition("=")
-    return ("", Path(word)) if not equals or os.path.isdir(word) else (name, Path(folder))
+    if not equals or os.path.isdir(word):
+        return "", Path(word)
+    if not name or not folder:
+        raise UserError(f"--data {word}: is half a corpus; give NAME=FOLDER")
+    return name, Path(folder)
 
 
 def find_name_faults(named: Sequence[tuple[str, Path]]) -> Iterator[str]:
@@ -172,4 +176,4 @@ def _read_part(name: str, folder: Path, waits: bool) -> CorpusFolder:
     try:
         return CorpusFolder.read(name, folder, waits)
     except UserError as error:
-        raise UserError(f"--data {error}") from error
+        raise UserError(f"--data {name}{'=' * bool(name)}{error}") from error

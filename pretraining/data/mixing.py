@@ -24,8 +24,10 @@ WHOLE = 1_000_000
 """The sum of the shares of a phase. Slots repeat after so many while shares stay the same: they are kept in chunks of
 this size."""
 STRETCH = 1000
-"""Slots between marks, where the sequences of each corpus are known; the shares of a stair stay the same for at least
+"""Slots between marks, where the sequences of each corpus are known; the stairs of a long phase have multiples of
 so many."""
+FEWEST_STAIRS = 10
+"""The fewest stairs in which shares move, in a phase of so many sequences."""
 MOST_STAIRS = 10_000
 """The most stairs in which shares move: each changes a share by a ten-thousandth of its whole change."""
 MOST_TOLD = 20
@@ -110,7 +112,10 @@ class Mixture:
         for number in sorted(np.argsort(-sequences, kind="stable")[:MOST_TOLD]):
             shares = sequences[number] / sequences.sum(), pieces[number] / pieces.sum()
             known = "" if epochs is None else f", {epochs[number]:.2f} epochs"
-            told.append(f"{self.names[number]} {shares[0]:.1%} of the sequences, {shares[1]:.1%} of the pieces{known}")
+            ends = [f"{each[number] / WHOLE:.1%}" for each in (self.first, self.last)]
+            moves = f" (from {' to '.join(ends)})" * (ends[0] != ends[1])
+            said = f"{self.names[number]} {shares[0]:.1%} of the sequences{moves}"
+            told.append(f"{said}, {shares[1]:.1%} of the pieces{known}")
         return "; ".join([*told, *([f"{len(self.names) - MOST_TOLD} more"] if len(self.names) > MOST_TOLD else [])])
 
     def make_slots(self, sequences: int | None) -> Slots:
@@ -118,7 +123,7 @@ class Mixture:
         first, last = np.array(self.first), np.array(self.last)
         if sequences is None or (first == last).all():
             return Slots(first[None], NEVER)
-        width = -(-sequences // (STRETCH * MOST_STAIRS)) * STRETCH
+        width = min(-(-sequences // (STRETCH * MOST_STAIRS)) * STRETCH, max(1, sequences // FEWEST_STAIRS))
         count = -(-sequences // width)
         turns = 2 * np.arange(count)[:, None] + 1  # the middle of each stair, in halves of a stair
         return Slots(divide_whole(first * (2 * count - turns) + last * turns, WHOLE), width)

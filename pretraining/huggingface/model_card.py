@@ -89,7 +89,7 @@ class DataSummary:
             sources=sources,
             pieces=sum(part.manifest.corpus.pieces for part in corpora.parts),
             examples=examples,
-            settings=common if "language" in common else {**common, "language": languages},
+            settings={**({"language": languages} if languages else {}), **common},
             vocabulary=corpora.common.vocabulary.sha256,
             fingerprint=corpora.fingerprint,
             corpora=by_corpus if corpora.is_named else {},

@@ -113,15 +113,14 @@ def warn_of_disproportion(recipe: Recipe, corpora: Corpora | None, steps: Sequen
         mixture = phase.mixture(corpora)
         for name, share, examples in zip(mixture.names, mixture.mean, mixture.examples, strict=True):
             epochs[name] = epochs.get(name, 0.0) + share * (count * phase.batch / examples)
-    name, most = max(epochs.items(), key=operator.itemgetter(1))
-    if most <= MOST_EPOCHS:
+    over = sorted(((times, name) for name, times in epochs.items() if times > MOST_EPOCHS), reverse=True)
+    if not over:
         return None
-    share = f"{100 * USUAL_EPOCHS / most:.2g}%"
+    told = ", ".join(f"{f'of {name} ' * bool(name)}is read {times:,.0f} times" for times, name in over)
+    share = f"{100 * USUAL_EPOCHS / over[0][0]:.2g}%"
     fewer = f"{share} of the steps, smaller batches (--phases.N.batch)"
-    return (
-        f"the text{f' of {name}' * bool(name)} is read {most:,.0f} times; BERT read its own {USUAL_EPOCHS} times\n"
-        f"for so much text: {f'{share} of its share in phases.N.mix' if name else fewer}, or more text"
-    )
+    cure = f"{share} of {over[0][1]}'s share in phases.N.mix" if len(over) < len(corpora.parts) else fewer
+    return f"the text {told}; BERT read its own {USUAL_EPOCHS} times\nfor so much text: {cure}, or more text"
 
 
 def describe_mixtures(recipe: Recipe, corpora: Corpora, steps: Sequence[float | None]) -> Iterator[str]:

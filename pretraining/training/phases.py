@@ -49,6 +49,9 @@ from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
 
+READING = "epochs", "pieces"
+"""The figures of what was read of a corpus."""
+
 
 class TrainingPhase:
     """One phase, constructed when it begins or continues."""
@@ -79,6 +82,7 @@ class TrainingPhase:
         left_out = {skip.first + index for skip in skips if skip.phase == self.number for index in range(skip.count)}
         behind, total = request.recipe.objective_steps(self.number) or (0, None)
         self._order = BatchOrder(examples, self.settings.batch, left_out, behind, total)
+        self._skipped = self._count_skipped(left_out)
         self._without = [part for part in self._mixture.corpora.parts if not num_held_out(part.manifest, length)]
         scored = self._mixture.corpora.select({*self._mixture.names} - {part.name for part in self._without})
         self.validation = self._open(scored, validation=True) if scored.parts else None
@@ -103,20 +107,22 @@ class TrainingPhase:
             for name, first, stop in zip(mixture.names, firsts[:-1], firsts[1:], strict=True)
         ]
         slots = mixture.make_slots(None if steps is None else steps * self.settings.batch)
-        self._note_read(state, [0] * len(orders))
+        self._note_read(state, [0] * len(orders), [0] * len(orders))
         return MixedOrder(int(hash_key(seed, self.number)[0]), slots, orders, firsts[:-1], offsets)
 
-    def _note_read(self, state: RunState, counts: Sequence[int]) -> None:
-        """Notes shares and sequences of each corpus in the state."""
-        columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, counts, strict=True)
-        keys, stored = ("first", "last", "sequences", "stored"), self._dataset.stored
+    def _note_read(self, state: RunState, counts: Sequence[int], skipped: Sequence[int]) -> None:
+        """Notes shares of each corpus in the state, its sequences, and those of them in batches that were left out."""
+        columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, counts, skipped, strict=True)
+        keys, stored = ("first", "last", "sequences", "skipped", "stored"), self._dataset.stored
         state.note_corpora({name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns})
 
     def _divide_scored(self, scored: Corpora) -> list[int | None]:
         """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more."""
         examples, kept = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
         shares = [share for name, share in zip(self._mixture.names, self._mixture.mean, strict=True) if name in kept]
-        return [*map(int, np.maximum(1, divide_whole(shares, examples)))] if examples and shares else [None] * len(shares)
+        return (
+            [*map(int, np.maximum(1, divide_whole(shares, examples)))] if examples and shares else [None] * len(shares)
+        )
 
     @property
     def notes(self) -> list[str]:
@@ -129,38 +135,47 @@ class TrainingPhase:
         left = "no validation" if len(self._without) == len(parts) else "not validated"
         return [*lines, f"no examples of length {length}{of} are held out: {left}"]
 
-    def _count_read(self, state: RunState) -> Array:
-        """Counts the sequences of each corpus that the phase has read; without named corpora, none."""
-        read = self.batch_number(state.phase_step) * self.settings.batch
-        return np.empty(0) if self._mixed is None else self._mixed.count(read)
+    def _count_skipped(self, left_out: set[int]) -> dict[int, Array]:
+        """Counts the sequences of each named corpus in each batch that is left out."""
+        count, batch = self._mixed and self._mixed.count, self.settings.batch
+        return {each: count((each + 1) * batch) - count(each * batch) for each in left_out} if count else {}
 
-    def _measure_before(self, state: RunState) -> tuple[Array, Array]:
+    def _count_read(self, mixed: MixedOrder, state: RunState) -> tuple[Array, Array]:
+        """Counts the sequences of each corpus that the phase has passed, and those of them in batches left out."""
+        number = self.batch_number(state.phase_step)
+        passed = mixed.count(number * self.settings.batch)
+        return passed, sum((count for each, count in self._skipped.items() if each < number), 0 * passed)
+
+    def _measure_before(self, state: RunState) -> dict[str, Array]:
         """Computes epochs and pieces of each corpus in the phases before, by the mean pieces of an example."""
-        epochs, pieces = np.zeros((2, len(self._mixture.names)))
+        found = {name: np.zeros(2) for name in self._mixture.names}
         for phase, read in zip(self._request.recipe.phases[: state.phase], state.corpora, strict=False):
-            for number, part in enumerate(self._mixture.corpora.parts):
+            for part in self._request.corpora.parts:
                 if part.name in read:
-                    count = read[part.name]["sequences"]
-                    epochs[number] += count / (part.count_examples(phase.length) or np.inf)
-                    pieces[number] += count * part.measure_pieces(phase.length)
-        return epochs, pieces
+                    count = read[part.name]["sequences"] - read[part.name]["skipped"]
+                    figures = 1 / (part.count_examples(phase.length) or np.inf), part.measure_pieces(phase.length)
+                    found[part.name] = found.get(part.name, 0.0) + count * np.array(figures)
+        return found
 
     def measure_reading(self, state: RunState) -> dict[str, float]:
         """Computes figures of what was read of each named corpus so far."""
         if self._mixed is None:
             return {}
-        (epochs, pieces), read, mixture = self._before, self._count_read(state), self._mixture
-        known = {"epochs": epochs + read / mixture.examples, "pieces": pieces + read * mixture.pieces}
-        names = [*enumerate(mixture.names)]
-        return {f"{kind}/{name}": float(values[number]) for kind, values in known.items() for number, name in names}
+        passed, skipped = self._count_read(self._mixed, state)
+        figures = (passed - skipped)[:, None] * np.stack([1 / self._mixture.examples, self._mixture.pieces], axis=1)
+        known = {**self._before}
+        for name, own in zip(self._mixture.names, figures, strict=True):
+            known[name] = known[name] + own
+        return {f"{kind}/{name}": float(each[i]) for i, kind in enumerate(READING) for name, each in known.items()}
 
     def finish(self, state: RunState) -> str | None:
         """Notes what a phase at its end has read of each named corpus, and describes it; None without names."""
         if self._mixed is None:
             return None
-        read, mixture = self._count_read(state), self._mixture
-        self._note_read(state, read.tolist())
-        return f"phase {self.settings.name} read {mixture.describe(read, self._before[0] + read / mixture.examples)}"
+        (passed, skipped), figures = self._count_read(self._mixed, state), self.measure_reading(state)
+        self._note_read(state, passed.tolist(), skipped.tolist())
+        epochs = np.array([figures[f"{READING[0]}/{name}"] for name in self._mixture.names])
+        return f"phase {self.settings.name} read {self._mixture.describe(passed - skipped, epochs)}"
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
         """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting

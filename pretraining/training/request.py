@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretraining.checkpoint.models import StoredModel
-from pretraining.checkpoint.record import FOLDER, find_checkpoint, parse_step
+from pretraining.checkpoint.record import FOLDER, find_checkpoint, list_finished, parse_step
 from pretraining.config.settings import Recipe
 from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
@@ -52,6 +52,11 @@ class Branch:
     def find(self) -> Path:
         """Finds the folder of the checkpoint; raises UserError with those that there are."""
         return find_checkpoint(self.place, None if self.step is None else f"step-{self.step:08}")
+
+
+def find_earlier(out: Path | None, branch: str | None) -> Path | None:
+    """Finds what a run goes on from: checkpoints in its own folder, or else that of `--branch`."""
+    return out if branch is None or (out is not None and list_finished(out)) else Branch.parse(branch).find()
 
 
 @dataclass(frozen=True)
