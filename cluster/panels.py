@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cluster.runs import JobNotes, RunStatus, State, format_age
 from data_prep.common.codes import explain_code
+from data_prep.common.progress import join_first
 from pretraining.objectives.declaration import list_loss_curves
 from pretraining.reporting.console import draw_progress, format_number
 
@@ -50,7 +51,7 @@ def describe_run(status: RunStatus) -> dict[str, str]:
         "ended with": f"{explain_code(ended['code'])}: {ended['reason']}" if ended and ended["code"] else "",
         "phase": phase if status.phases else "",
         "loss": "   ".join(format_losses(status.last_line, status.last_evaluation)),
-        "by corpus": "   ".join(format_corpora(status.last_evaluation)),
+        "by corpus": join_first([*format_corpora(status.last_evaluation)], "   "),
         "speed": "   ".join(format_speed(status.last_line)),
         "written": "   ".join(describe_files(status)),
         "went back": f"{count} × to a checkpoint, the last since {status.rollbacks[-1]}" if count else "",

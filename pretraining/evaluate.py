@@ -29,9 +29,10 @@ prepare_process()
 
 import json
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, check_all
 from data_prep.common.flags import read_flags
 from data_prep.common.launchers import World
 from data_prep.common.terminal import open_console, run_curable
@@ -42,7 +43,7 @@ from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
 from pretraining.scoring.retrieval import Retrieval, RetrievalScores
 from pretraining.scoring.sentences import Filling, continue_text, fill_masks
-from pretraining.scoring.validation import ShardScores, score_shards
+from pretraining.scoring.validation import ShardScores, require_vocabulary, score_shards
 
 Answers = tuple[dict[str, ShardScores], RetrievalScores | None, list[list[Filling]], str | None]
 """The scores by corpus, the fillings of each [MASK], and the continuation, if they are asked for."""
@@ -72,7 +73,9 @@ def find_answers(wanted: Evaluate) -> Answers:
     retrieval = None if wanted.retrieval is None else Retrieval.read(wanted.retrieval)
     model, scores, found, continuation = StoredModel.open(wanted.model, sees=wanted.sees), {}, None, wanted.continue_
     fillings = [] if wanted.fill is None else fill_masks(model, wanted.fill, device)
-    for corpus in Corpora.read(wanted.data).parts if wanted.data else ():
+    corpora = Corpora.read(wanted.data, together=False).parts if wanted.data else ()
+    check_all(*(partial(require_vocabulary, corpus.manifest, model, corpus.folder) for corpus in corpora))
+    for corpus in corpora:
         scores[corpus.name] = score_shards(model, corpus, wanted.split, wanted.length, wanted.examples, device)
     if retrieval is not None:
         embedder = Embedder.open(model, device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -12,6 +12,11 @@ from rich.live import Live
 from rich.text import Text
 
 SECONDS_BETWEEN_LINES = 10.0  # where the output is no terminal
+
+
+def join_first(texts: Sequence[str], between: str = ", ", most: int = 20) -> str:
+    """Joins the first texts, and says how many more there are."""
+    return between.join([*texts[:most], *[f"{len(texts) - most} more"] * (len(texts) > most)])
 
 
 class StepProgress:

@@ -72,13 +72,14 @@ class Corpora:
         return cls((CorpusFolder.read("", folder) if manifest is None else CorpusFolder("", folder, manifest),))
 
     @classmethod
-    def read(cls, words: Sequence[str | Path], waits: bool = True) -> Corpora:
-        """Reads the corpora that `--data` names, in the order of their names; reports all faults at once."""
+    def read(cls, words: Sequence[str | Path], waits: bool = True, together: bool = True) -> Corpora:
+        """Reads the corpora that `--data` names, in the order of their names; reports all faults at once. They must be
+        alike where one run reads them `together`."""
         named = [split_word(str(word)) for word in words]
         if faults := [*find_name_faults(named)]:
             raise UserError("\n".join(faults))
         parts = check_all(*(partial(_read_part, *each, waits) for each in named))
-        if faults := [*cls(tuple(parts)).find_differences()]:
+        if together and (faults := [*cls(tuple(parts)).find_differences()]):
             raise UserError("\n".join(faults))
         return cls(tuple(sorted(parts, key=lambda part: str(part.name))))
 

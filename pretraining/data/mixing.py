@@ -17,12 +17,13 @@ import numpy as np
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
+from data_prep.common.progress import join_first
 from pretraining.data.corpora import Corpora
 from pretraining.data.order import Examples, Order, permute_places
 
 WHOLE = 1_000_000
-"""The sum of the shares of a phase. Slots repeat after so many while shares stay the same: they are kept in chunks of
-this size."""
+"""The sum of the shares of a phase, and the size of the chunks that slots are kept in: shares that stay the same repeat
+their slots after so many."""
 STRETCH = 1000
 """Slots between marks, where the sequences of each corpus are known; the stairs of a long phase have multiples of
 so many."""
@@ -30,8 +31,6 @@ FEWEST_STAIRS = 10
 """The fewest stairs in which shares move, in a phase of so many sequences."""
 MOST_STAIRS = 10_000
 """The most stairs in which shares move: each changes a share by a ten-thousandth of its whole change."""
-MOST_TOLD = 20
-"""The most corpora that a line of the console names."""
 NEVER = (1 << 63) - 1
 """The number of a slot that never comes."""
 
@@ -106,17 +105,17 @@ class Mixture:
         return np.array([part.measure_pieces(self.length) for part in self.corpora.parts])
 
     def describe(self, sequences: Array, epochs: Array | None = None) -> str:
-        """Describes in one line what share of sequences and pieces so many sequences of each corpus are, and epochs, of
-        the `MOST_TOLD` corpora with most sequences."""
+        """Describes in one line what share of sequences and pieces so many sequences of each corpus are, and epochs;
+        the corpora with most sequences come first."""
         pieces, told = sequences * self.pieces, []
-        for number in sorted(np.argsort(-sequences, kind="stable")[:MOST_TOLD]):
+        for number in np.argsort(-sequences, kind="stable"):
             shares = sequences[number] / sequences.sum(), pieces[number] / pieces.sum()
             known = "" if epochs is None else f", {epochs[number]:.2f} epochs"
             ends = [f"{each[number] / WHOLE:.1%}" for each in (self.first, self.last)]
             moves = f" (from {' to '.join(ends)})" * (ends[0] != ends[1])
             said = f"{self.names[number]} {shares[0]:.1%} of the sequences{moves}"
             told.append(f"{said}, {shares[1]:.1%} of the pieces{known}")
-        return "; ".join([*told, *([f"{len(self.names) - MOST_TOLD} more"] if len(self.names) > MOST_TOLD else [])])
+        return join_first(told, "; ")
 
     def make_slots(self, sequences: int | None) -> Slots:
         """Makes the slots of a phase of so many sequences, over which the shares move; None if they stay."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from data_prep.common.progress import join_first
 from data_prep.shards import Manifest
 from pretraining.config.schedule import build_schedules
 from pretraining.config.settings import Phase, Recipe
@@ -116,7 +117,7 @@ def warn_of_disproportion(recipe: Recipe, corpora: Corpora | None, steps: Sequen
     over = sorted(((times, name) for name, times in epochs.items() if times > MOST_EPOCHS), reverse=True)
     if not over:
         return None
-    told = ", ".join(f"{f'of {name} ' * bool(name)}is read {times:,.0f} times" for times, name in over)
+    told = join_first([f"{f'of {name} ' * bool(name)}is read {times:,.0f} times" for times, name in over])
     share = f"{100 * USUAL_EPOCHS / over[0][0]:.2g}%"
     fewer = f"{share} of the steps, smaller batches (--phases.N.batch)"
     cure = f"{share} of {over[0][1]}'s share in phases.N.mix" if len(over) < len(corpora.parts) else fewer

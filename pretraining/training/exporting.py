@@ -142,9 +142,8 @@ def describe_training(run: RunRecord, shape: Shape) -> str:
         phase |= {"cut_out_of": stored} if stored > phase["length"] else {}
         phase |= {"steps_done": state.phase_step} if number == state.phase else {}
         read = state.corpora[number] if number < len(state.corpora) else {}
-        for name, key in {"shares": "first", "last_shares": "last"}.items():
-            shares = {corpus: each[key] / WHOLE for corpus, each in read.items()}
-            phase |= {name: shares} if shares and shares != phase.get("shares") else {}
+        shares = {corpus: each["first"] / WHOLE for corpus, each in read.items()}
+        phase |= {"shares": shares} if shares and "mix" not in phase else {}
     dropout = {name: recipe["model"][name] for name in DROPOUT}
     settings = run.recipe.objective.model_copy(update={"name": shape.learns.objective})
     used = configure_objective(settings).used_settings(shape)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
-from data_prep.common.progress import duration
+from data_prep.common.progress import duration, join_first
 from data_prep.common.toml_text import show_value
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.state import RunState
@@ -29,7 +30,7 @@ from pretraining.config.settings import Recipe, count_micro_batches
 from pretraining.data.batches import count_examples, training_batches, validation_batches
 from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset, num_held_out
-from pretraining.data.mixing import MOST_TOLD, MixedOrder, divide_whole, make_corpus_order
+from pretraining.data.mixing import MixedOrder, divide_whole, make_corpus_order
 from pretraining.data.order import BatchOrder, Order
 from pretraining.engine.engine import Engine
 from pretraining.huggingface.pooling import Pooling
@@ -265,7 +266,7 @@ class TrainingPhase:
         console, and the number of examples."""
         objective, shape = find_objective(engine.model.shape), engine.model.shape
         place, totals, examples = (self._mesh.data_rank, self._mesh.data_ranks), dict[str, float](), 0
-        by_corpus, told = dict[str, float](), list[str]()
+        scored = list[tuple[int, str, dict[str, float]]]()
 
         def batches(*chosen: Any) -> Iterator[tuple[PretrainingBatch, bool]]:
             for each in validation_batches(validation, *place, self.micro_batch, *chosen):
@@ -279,12 +280,14 @@ class TrainingPhase:
             totals = {name: value + totals.get(name, 0.0) for name, value in found.items()}
             examples += count_examples(validation, limit, number)
             if part.name and found["predictions"]:
-                figures = objective.score(objective.measure(found))
-                by_corpus |= {f"{name}/{part.name}": value for name, value in figures.items()}
-                told.append(f"{part.name} {objective.total(figures):.4f}")
+                scored.append((-(limit or 0), part.name, objective.score(objective.measure(found))))
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
-        told = [f"by corpus: {', '.join(told[:MOST_TOLD])}"] * bool(told)
+        by_corpus, told = dict[str, float](), list[str]()
+        for _, name, own in sorted(scored, key=itemgetter(0)):
+            by_corpus |= {f"{figure}/{name}": value for figure, value in own.items()}
+            told.append(f"{name} {objective.describe_figures(own)[0]}")
+        told = [f"by corpus: {join_first(told)}"] * bool(told)
         return {**figures, **by_corpus}, [*objective.describe_figures(figures), *told], examples
 
 
