@@ -50,9 +50,6 @@ from pretraining.training.micro_batch import MicroBatches
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
 
-READING = "epochs", "pieces"
-"""The figures of what was read of a corpus."""
-
 
 class TrainingPhase:
     """One phase, constructed when it begins or continues."""
@@ -76,14 +73,14 @@ class TrainingPhase:
         self._schedule = build_schedules(request.recipe)[self.number]
         self._mixture, length = self.settings.mixture(request.corpora), self.settings.length
         self._dataset = self._open(self._mixture.corpora, validation=False)
-        self._before = self._measure_before(state)
         self._mixed = self._mix(state) if request.corpora.is_named else None
         seed = int(hash_key(request.recipe.seed, self.number)[0])
         examples = self._mixed or Order(seed, self._dataset.shard_rows)
         left_out = {skip.first + index for skip in skips if skip.phase == self.number for index in range(skip.count)}
         behind, total = request.recipe.objective_steps(self.number) or (0, None)
         self._order = BatchOrder(examples, self.settings.batch, left_out, behind, total)
-        self._skipped = self._count_skipped(left_out)
+        ends, mixed = {each: np.array([each, each + 1]) * self.settings.batch for each in left_out}, self._mixed
+        self._skipped = {each: mixed.count(end) - mixed.count(start) for each, (start, end) in ends.items() if mixed}
         self._without = [part for part in self._mixture.corpora.parts if not num_held_out(part.manifest, length)]
         scored = self._mixture.corpora.select({*self._mixture.names} - {part.name for part in self._without})
         self.validation = self._open(scored, validation=True) if scored.parts else None
@@ -108,14 +105,14 @@ class TrainingPhase:
             for name, first, stop in zip(mixture.names, firsts[:-1], firsts[1:], strict=True)
         ]
         slots = mixture.make_slots(None if steps is None else steps * self.settings.batch)
-        self._note_read(state, [0] * len(orders), [0] * len(orders))
+        state.note_corpora(self._list_read(np.zeros((2, len(orders)), np.int64)))
         return MixedOrder(int(hash_key(seed, self.number)[0]), slots, orders, firsts[:-1], offsets)
 
-    def _note_read(self, state: RunState, counts: Sequence[int], skipped: Sequence[int]) -> None:
-        """Notes shares of each corpus in the state, its sequences, and those of them in batches that were left out."""
-        columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, counts, skipped, strict=True)
+    def _list_read(self, counts: Array) -> dict[str, dict[str, int]]:
+        """Lists of each corpus its shares, its sequences, and those of them in batches that were left out."""
         keys, stored = ("first", "last", "sequences", "skipped", "stored"), self._dataset.stored
-        state.note_corpora({name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns})
+        columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, *counts.tolist(), strict=True)
+        return {name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns}
 
     def _divide_scored(self, scored: Corpora) -> list[int | None]:
         """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more."""
@@ -136,47 +133,35 @@ class TrainingPhase:
         left = "no validation" if len(self._without) == len(parts) else "not validated"
         return [*lines, f"no examples of length {length}{of} are held out: {left}"]
 
-    def _count_skipped(self, left_out: set[int]) -> dict[int, Array]:
-        """Counts the sequences of each named corpus in each batch that is left out."""
-        count, batch = self._mixed and self._mixed.count, self.settings.batch
-        return {each: count((each + 1) * batch) - count(each * batch) for each in left_out} if count else {}
-
-    def _count_read(self, mixed: MixedOrder, state: RunState) -> tuple[Array, Array]:
-        """Counts the sequences of each corpus that the phase has passed, and those of them in batches left out."""
-        number = self.batch_number(state.phase_step)
-        passed = mixed.count(number * self.settings.batch)
-        return passed, sum((count for each, count in self._skipped.items() if each < number), 0 * passed)
-
-    def _measure_before(self, state: RunState) -> dict[str, Array]:
-        """Computes epochs and pieces of each corpus in the phases before, by the mean pieces of an example."""
-        found = {name: np.zeros(2) for name in self._mixture.names}
-        for phase, read in zip(self._request.recipe.phases[: state.phase], state.corpora, strict=False):
-            for part in self._request.corpora.parts:
-                if part.name in read:
-                    count = read[part.name]["sequences"] - read[part.name]["skipped"]
-                    figures = 1 / (part.count_examples(phase.length) or np.inf), part.measure_pieces(phase.length)
-                    found[part.name] = found.get(part.name, 0.0) + count * np.array(figures)
-        return found
-
-    def measure_reading(self, state: RunState) -> dict[str, float]:
-        """Computes figures of what was read of each named corpus so far."""
+    def _count_read(self, state: RunState) -> dict[str, dict[str, int]]:
+        """Counts the sequences of each named corpus that the phase has passed; see `_list_read`."""
         if self._mixed is None:
             return {}
-        passed, skipped = self._count_read(self._mixed, state)
-        figures = (passed - skipped)[:, None] * np.stack([1 / self._mixture.examples, self._mixture.pieces], axis=1)
-        known = {**self._before}
-        for name, own in zip(self._mixture.names, figures, strict=True):
-            known[name] = known[name] + own
-        return {f"{kind}/{name}": float(each[i]) for i, kind in enumerate(READING) for name, each in known.items()}
+        number = self.batch_number(state.phase_step)
+        passed = self._mixed.count(number * self.settings.batch)
+        skipped = sum((count for each, count in self._skipped.items() if each < number), 0 * passed)
+        return self._list_read(np.stack([passed, skipped]))
+
+    def measure_reading(self, state: RunState) -> dict[str, float]:
+        """Computes figures of what was read of each named corpus so far, by the mean pieces of an example."""
+        figures = dict[str, float]()
+        phases = [*state.corpora[: self.number], self._count_read(state)]
+        for phase, read in zip(self._request.recipe.phases, phases, strict=False):
+            for part in [part for part in self._request.corpora.parts if part.name in read]:
+                count = read[part.name]["sequences"] - read[part.name]["skipped"]
+                epochs, pieces = f"epochs/{part.name}", f"pieces/{part.name}"
+                figures[epochs] = figures.get(epochs, 0.0) + count / (part.count_examples(phase.length) or np.inf)
+                figures[pieces] = figures.get(pieces, 0.0) + count * part.measure_pieces(phase.length)
+        return figures
 
     def finish(self, state: RunState) -> str | None:
         """Notes what a phase at its end has read of each named corpus, and describes it; None without names."""
-        if self._mixed is None:
+        if not (read := self._count_read(state)):
             return None
-        (passed, skipped), figures = self._count_read(self._mixed, state), self.measure_reading(state)
-        self._note_read(state, passed.tolist(), skipped.tolist())
-        epochs = np.array([figures[f"{READING[0]}/{name}"] for name in self._mixture.names])
-        return f"phase {self.settings.name} read {self._mixture.describe(passed - skipped, epochs)}"
+        state.note_corpora(read)
+        figures, counts = self.measure_reading(state), [each["sequences"] - each["skipped"] for each in read.values()]
+        epochs = np.array([figures[f"epochs/{name}"] for name in read])
+        return f"phase {self.settings.name} read {self._mixture.describe(np.array(counts), epochs)}"
 
     def batches(self, state: RunState) -> AbstractContextManager[Iterator[tuple[PretrainingBatches, float]]]:
         """Starts the clock, and yields this rank's batches to the end of the phase, each with the seconds spent waiting
@@ -283,12 +268,11 @@ class TrainingPhase:
                 scored.append((-(limit or 0), part.name, objective.score(objective.measure(found))))
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
-        by_corpus, told = dict[str, float](), list[str]()
-        for _, name, own in sorted(scored, key=itemgetter(0)):
-            by_corpus |= {f"{figure}/{name}": value for figure, value in own.items()}
-            told.append(f"{name} {objective.describe_figures(own)[0]}")
-        told = [f"by corpus: {join_first(told)}"] * bool(told)
-        return {**figures, **by_corpus}, [*objective.describe_figures(figures), *told], examples
+        scored.sort(key=itemgetter(0))
+        by_corpus = {f"{figure}/{name}": value for _, name, own in scored for figure, value in own.items()}
+        told = [join_first([f"{name} {objective.describe_figures(own)[0]}" for _, name, own in scored])]
+        told = [*objective.describe_figures(figures), *(f"by corpus: {each}" for each in told if each)]
+        return {**figures, **by_corpus}, told, examples
 
 
 def repeat_rows(positions: torch.Tensor, trained: int) -> torch.Tensor:

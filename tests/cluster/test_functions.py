@@ -187,12 +187,13 @@ def test_the_shards_that_were_taken_first_stay(job: Job) -> None:
 
 def test_several_corpora_are_passed_on_and_taken_again(job: Job) -> None:
     job.make_shards("second")
-    named = ("--data", "wiki=data/first", "books=data/second")
+    job.make_shards("the first")
+    named = ("--data", "wiki=data/the first", "books=data/second")
     assert " ".join([*named, ""]) in job.start(words=named, TRAIN="exit 75")[1]
     (job.folder / "runs" / "any" / "checkpoints" / "step-00000010").mkdir(parents=True)
     job.make_shards("third")
     again = job.start(SLURM_JOB_ID="8", TRAIN='printf "<%s>" "$@"')[1]
-    assert "<--data><wiki=data/first><books=data/second>" in again
+    assert "<--data><wiki=data/the first><books=data/second>" in again
     missing = ("--data", "wiki=data/first", "books=data/none")
     assert "error: --data data/none: no finished shards" in job.end(2, SLURM_JOB_ID="9", words=missing)
 

@@ -260,6 +260,8 @@ def test_options_of_the_shell_that_a_site_sets_stay_there(folder: Path, submit: 
         (["--tasks", "squd"], "--tasks squd: there is cola"),
         (["--tasks", "swag"], "data/swag: not there; python finetuning/fetch.py swag"),
         (["--from", "pretrain", "--shards", "data/none", "--dry-run"], "error: --shards data/none: not there"),
+        (["--shards", "wiki=data/wiki"], "--shards wiki=data/wiki: a text makes one folder, without a name"),
+        (["--from", "pretrain", "--shards", "wiki=data/none", "--dry-run"], "--shards wiki=data/none: "),
         (["--script", "pretrain_huge"], "there is no cluster/pretrain_huge.slurm"),
         (["--from", "gather", "--to", "prepare"], "the first comes after the last"),
         (["--from", "finetune", "--phases.0.steps", "3"], "--phases.0.steps 3: not understood"),

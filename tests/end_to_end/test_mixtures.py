@@ -2,10 +2,13 @@
 
 import dataclasses
 import json
+import re
 from functools import partial
 from pathlib import Path
 
 import pytest
+import tomllib
+from support.commands import refusal, run_main
 from support.faults import kill_at, stop_at
 from support.marks import slow
 from support.processes import made_once
@@ -25,7 +28,11 @@ from support.training import (
     train_straight,
 )
 
+from cluster.health import check_recipe
+from cluster.panels import format_corpora
+from pretraining import evaluate
 from pretraining.checkpoint.record import list_finished
+from pretraining.data.corpora import Corpora
 from pretraining.processes.ending import Code
 
 MIXED = ["--phases.0.mix", "{ wiki = 0.5, books = 0.3, code = 0.2 }", "--phases.1.mix", "{ wiki = 0.25, code = 0.75 }"]
@@ -79,7 +86,9 @@ def test_each_corpus_is_read_and_told_by_its_share(straight_mixed: Path) -> None
     assert not [name for name in (*first, *second) if name.endswith("/code")]
     assert second["scored_examples"] == 25
     card = (straight_mixed / "export" / "README.md").read_text()
-    assert "[data.corpora.books]" in card or "[corpora.books" in card
+    [trained] = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", card, re.DOTALL) if "mix" in block]
+    assert trained["phases"][0]["mix"] == {"wiki": 0.5, "books": 0.3, "code": 0.2}
+    assert "shares" not in trained["phases"][0], "they are in mix"
 
 
 @pytest.mark.parametrize("step", [slow(3), 5, slow(7)])
@@ -173,6 +182,59 @@ def test_a_phase_whose_shares_move_is_not_lengthened(mixed: Mixed) -> None:
     assert_refused(
         mixed.command("new", *moves, "--phases.1.steps", "5", *branch), said.replace("of which 2", "of which 3")
     )
+
+
+@pytest.mark.slow
+def test_a_branch_at_an_earlier_step_is_checked_by_what_is_done_there(mixed: Mixed, straight_mixed: Path) -> None:
+    """Names of phases that are done may be gone; a phase that is to come lacks no length without a word."""
+    shorter = make(mixed.folder / "shorter", "--from", mixed.data / "code", "--lengths", 32)
+    wiki, books = (f"{name}={mixed.data / name}" for name in ("wiki", "books"))
+    words = [*SAVES, "--phases.1.mix", "{ wiki = 0.5, books = 0.5 }", "--branch", f"{straight_mixed}@5"]
+    mixed.train("less", *words, "--data", wiki, books)
+    assert sorted(read_counts(mixed.folder / "less")[1]) == ["books", "wiki"]
+    words[2] = "{ wiki = 0.5, short = 0.5 }"
+    short = mixed.command("short", *words, "--data", wiki, f"short={shorter}")
+    assert_refused(short, "phases.1.length = 64: its corpora have no common length for it")
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    {
+        ("--phases.0.mix", "{ wiki = 0.9999999, books = 0.0000001 }"): "phases.0: would read nothing of books",
+        ("--hours", "1", "--phases.0.last_mix", "{ wiki = 1.0 }"): "the recipe goes by the clock (hours)",
+    }.items(),
+)
+def test_shares_that_cannot_be_kept_are_refused(mixed: Mixed, words: tuple[str, ...], fault: str) -> None:
+    assert_refused(mixed.command("new", *words), fault)
+
+
+def test_corpora_after_two_flags_are_refused(mixed: Mixed) -> None:
+    """The last flag alone would count."""
+    assert_refused(
+        mixed.command("new", *MIXED, "--data", f"wiki={mixed.data}", "--data", "a=b"), "--data is given twice"
+    )
+
+
+def test_several_corpora_are_scored_alone_and_shown(
+    mixed: Mixed, straight_mixed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By evaluate.py what each scores by itself, and by status.py what the run has scored."""
+    named = [f"{name}={mixed.data / name}" for name in ("wiki", "books")]
+    how = ["--length", "64", "--examples", "9", "--json"]
+    found = json.loads(run_main(evaluate.main, straight_mixed, "--data", *named, *how))["corpora"]
+    for name in ("wiki", "books"):
+        alone = json.loads(run_main(evaluate.main, straight_mixed, "--data", mixed.data / name, *how))
+        assert alone == found[name]
+    scored = records(straight_mixed, "evaluation")[0]
+    losses = {name: scored[f"masked_loss/{name}"] + scored[f"next_loss/{name}"] for name in ("wiki", "books")}
+    assert [*format_corpora(scored)] == [f"{name} {loss:.4f}" for name, loss in losses.items()]
+
+
+def test_mixtures_are_checked_before_a_job_trains(corpora: Path, place: Place) -> None:
+    there = Corpora.read([f"{name}={corpora / name}" for name in CORPORA])
+    given = ["--phases.0.mix", "{ web = 1.0 }"]
+    said = refusal(check_recipe, 1e12, place.recipe, given, there, 1, 1)
+    assert "phases.0.mix = {web = 1.0}: --data names no web" in said
 
 
 def read_counts(run: Path) -> list[dict[str, int]]:

@@ -232,14 +232,24 @@ def test_more_fits_where_activations_are_computed_again() -> None:
 
 
 def test_what_is_read_of_each_corpus_is_told_and_which_is_read_too_often(manifest: Manifest) -> None:
-    corpora = Corpora(tuple(CorpusFolder(name, Path(name), manifest) for name in ("code", "wiki")))
-    words = [f"--phases.{number}.mix={{ code = 0.01, wiki = 0.99 }}" for number in range(2)]
+    full = [each.model_copy(update={"histogram": [0] * each.length + [each.examples]}) for each in manifest.figures]
+    both = {"code": manifest, "wiki": manifest.model_copy(update={"figures": full})}
+    corpora = Corpora(tuple(CorpusFolder(name, Path(name), each) for name, each in both.items()))
+    words = [f"--phases.{number}.mix={{ code = 0.5, wiki = 0.5 }}" for number in range(2)]
+    words += [f"--phases.{number}.last_mix={{ code = 0.1, wiki = 0.9 }}" for number in range(2)]
     recipe = load_recipe(RECIPES / "demo.toml", [*words, "--phases.0.steps=90", "--phases.1.steps=9"])
     plan = build_plan(Target(recipe, corpora, "fp32", GPU, 1))
     lines = [line for line in plan.notes if line.startswith("phase ")]
     assert [line.split()[1] for line in lines] == [phase.name for phase in recipe.phases]
-    assert all("code 1.0% of the sequences, 1.0% of the pieces" in line for line in lines)
-    assert (plan.warning or "").startswith("the text of wiki is read ")
+    for line, phase in zip(lines, recipe.phases, strict=True):
+        short = corpora.parts[0].measure_pieces(phase.length)
+        assert "wiki 70.0% of the sequences (from 50.0% to 90.0%)" in line
+        assert (
+            f"code 30.0% of the sequences (from 50.0% to 10.0%), {0.3 * short / (0.3 * short + 0.7 * phase.length):.1%}"
+            in line
+        )
+    assert re.match(r"the text of wiki is read [\d,]+ times, of code is read ", plan.warning or "")
+    assert "% of the steps" in (plan.warning or ""), "no other corpus can take over"
 
 
 def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:
