@@ -90,8 +90,8 @@ def find_mixture_faults(recipe: Recipe, corpora: Corpora, done: int) -> Iterator
             given = {**(phase.mix or {}), **(phase.last_mix or {})}
             read = {name for name, share in given.items() if share} if phase.mix else there
             fault, mixture = corpora.select(read).find_length_fault(phase.length), phase.mixture(corpora)
-            known = dict(zip(mixture.names, mixture.examples, strict=True))
-            unread = sorted(name for name in read if known.get(name, inf) == inf)
+            known = zip(mixture.names, mixture.examples, strict=True)
+            unread = sorted(read - {name for name, examples in known if examples < inf})
             if fault is not None:
                 yield f"phases.{number}.length = {phase.length}: {fault}; make them alike with shard.py --lengths"
             elif unread and corpora.is_named:

@@ -148,11 +148,9 @@ class Corpora:
 def split_word(word: str) -> tuple[str, Path]:
     """Parses NAME=FOLDER or FOLDER; the name of a folder that exists may contain =."""
     name, equals, folder = word.partition("=")
-    if not equals or os.path.isdir(word):
-        return "", Path(word)
-    if not name or not folder:
+    if equals and not (name and folder):
         raise UserError(f"--data {word}: is half a corpus; give NAME=FOLDER")
-    return name, Path(folder)
+    return ("", Path(word)) if not equals or os.path.isdir(word) else (name, Path(folder))
 
 
 def find_name_faults(named: Sequence[tuple[str, Path]]) -> Iterator[str]:

@@ -25,12 +25,9 @@ WHOLE = 1_000_000
 """The sum of the shares of a phase, and the size of the chunks that slots are kept in: shares that stay the same repeat
 their slots after so many."""
 STRETCH = 1000
-"""Slots between marks, where the sequences of each corpus are known; the stairs of a long phase have multiples of
-so many."""
-FEWEST_STAIRS = 10
-"""The fewest stairs in which shares move, in a phase of so many sequences."""
-MOST_STAIRS = 10_000
-"""The most stairs in which shares move: each changes a share by a ten-thousandth of its whole change."""
+"""Slots between marks, where the sequences of each corpus are known; stairs of a long phase have a multiple of them."""
+FEWEST_STAIRS, MOST_STAIRS = 10, 10_000
+"""The fewest stairs in which shares move, in a phase of so many sequences, and the most."""
 NEVER = (1 << 63) - 1
 """The number of a slot that never comes."""
 
@@ -69,11 +66,11 @@ class Mixture:
         temperature: float | None = None,
     ) -> Mixture:
         """Chooses the shares of a phase of this length: those of `mix`, or in proportion to the numbers of examples
-        to the power of a `temperature`. Corpora without a share are left out. A phase that is done may name corpora of
-        which none is there any more: then the shares are in proportion, too."""
+        to the power of a `temperature`, or where none that `mix` names is there, as in a phase that is done. Corpora
+        without a share are left out."""
         counts = [part.count_examples(length) for part in corpora.parts]
         sizes = [count and count ** (1.0 if temperature is None else temperature) for count in counts]
-        sizes = sizes if any(sizes) else [1.0] * len(sizes)
+        sizes = sizes if any(sizes) else [1.0] * len(counts)
         first = sizes if mix is None else [mix.get(part.name, 0.0) for part in corpora.parts]
         last = first if last_mix is None else [last_mix.get(part.name, 0.0) for part in corpora.parts]
         wanted = [np.array(each if any(each) else sizes, np.float64) for each in (first, last)]

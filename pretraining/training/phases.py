@@ -118,20 +118,17 @@ class TrainingPhase:
         """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more."""
         examples, kept = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
         shares = [share for name, share in zip(self._mixture.names, self._mixture.mean, strict=True) if name in kept]
-        return (
-            [*map(int, np.maximum(1, divide_whole(shares, examples)))] if examples and shares else [None] * len(shares)
-        )
+        divided = divide_whole(shares, examples) if examples and shares else []
+        return [max(1, int(count)) for count in divided] or [None] * len(shares)
 
     @property
     def notes(self) -> list[str]:
         """Lines on the mixture, and on what is not validated."""
         length, parts = self.settings.length, self._mixture.corpora.parts
         lines = [self._mixture.describe(self._mixture.mean)] * (self._mixed is not None)
-        if not self._without:
-            return lines
         of = f" of {', '.join(part.name for part in self._without)}" * (self._mixed is not None)
         left = "no validation" if len(self._without) == len(parts) else "not validated"
-        return [*lines, f"no examples of length {length}{of} are held out: {left}"]
+        return lines + [f"no examples of length {length}{of} are held out: {left}"] * bool(self._without)
 
     def _count_read(self, state: RunState) -> dict[str, dict[str, int]]:
         """Counts the sequences of each named corpus that the phase has passed; see `_list_read`."""
