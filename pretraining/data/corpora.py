@@ -126,7 +126,7 @@ class Corpora:
         return f"its corpora have no common length for it: {there}"
 
     def find_differences(self) -> Iterator[str]:
-        """Yields a line for each corpus that cannot be read together with the first."""
+        """Yields the faults of corpora that one run cannot read together with the first."""
         first = self.parts[0]
         for part in self.parts[1:]:
             ours, theirs = first.manifest, part.manifest

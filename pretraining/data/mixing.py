@@ -126,7 +126,8 @@ class Mixture:
 
 
 class Slots:
-    """The corpora of the sequences of a phase, without end."""
+    """The corpora of the sequences of a phase, without end. Where shares move, the first look at a slot takes a time that
+    grows with the number of slots before it, times that of the corpora."""
 
     def __init__(self, shares: Array, width: int) -> None:
         """`shares` has a row for each stair of `width` slots; the last one stays for ever."""

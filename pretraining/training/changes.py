@@ -136,8 +136,8 @@ def _compare_data(run: RunRecord, request: Request) -> list[Change]:
 
 
 def compare_mixtures(run: RunRecord, request: Request) -> list[Change]:
-    """Compares the mixtures of the phases that are begun, as recipes give them; else the shares of one that goes on,
-    which may follow from sizes."""
+    """Compares the mixtures of begun phases as recipes give them and, where these agree, the shares of the phase that
+    goes on, which may follow from sizes."""
     state, phases = run.state, request.recipe.phases
     begun = zip(run.recipe.phases, phases[: state.phase + (state.phase_step > 0)], strict=False)
     changes: list[Change] = []
