@@ -71,8 +71,8 @@ def load_recipe_and_data(
 
 
 def find_mixture_faults(recipe: Recipe, corpora: Corpora, done: int) -> Iterator[str]:
-    """Yields the faults in mixtures of phases: names and lengths that corpora do not have. Of the first phases, `done` are
-    done and need nothing."""
+    """Yields the faults in mixtures of phases: names and lengths that corpora do not have. The first phases, which are
+    `done`, need nothing."""
     there = {part.name for part in corpora.parts}
     for number, phase in enumerate(recipe.phases[done:], done):
         faults = False

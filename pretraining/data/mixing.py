@@ -126,7 +126,7 @@ class Mixture:
 
 
 class Slots:
-    """The corpora of the sequences of a phase, without end. Where shares move, the first look at a slot takes a time that
+    """The corpora of the sequences of a phase, without end. Where shares move, the first look at a slot takes time that
     grows with the number of slots before it, times that of the corpora."""
 
     def __init__(self, shares: Array, width: int) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import tomllib
 from support.commands import refusal, run_main
 from support.faults import kill_at, stop_at
 from support.marks import slow
@@ -30,6 +29,7 @@ from support.training import (
 
 from cluster.health import check_recipe
 from cluster.panels import format_corpora
+from data_prep.common.toml_text import read_toml
 from pretraining import evaluate
 from pretraining.checkpoint.record import list_finished
 from pretraining.data.corpora import Corpora
@@ -86,7 +86,7 @@ def test_each_corpus_is_read_and_told_by_its_share(straight_mixed: Path) -> None
     assert not [name for name in (*first, *second) if name.endswith("/code")]
     assert second["scored_examples"] == 25
     card = (straight_mixed / "export" / "README.md").read_text()
-    [trained] = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", card, re.DOTALL) if "mix" in block]
+    [trained] = [read_toml(block) for block in re.findall(r"```toml\n(.*?)```", card, re.DOTALL) if "mix" in block]
     assert trained["phases"][0]["mix"] == {"wiki": 0.5, "books": 0.3, "code": 0.2}
     assert "shares" not in trained["phases"][0], "they are in mix"
 
