@@ -126,7 +126,7 @@ def describe_held_out(manifest: Manifest) -> str:
     examples = _counts_of_lengths(_validation_examples(manifest))
     share = f"{format_percent(_validation_share(manifest))} of the text ({format_percent(asked)} asked for)"
     what = "for validation" if corpus.passages is None else "passages for validation, out of all documents"
-    leak = "; near copies of it may be in training (--near-copies 0.8 leaves them out)"
+    leak = "; near copies of it may be in training (--near-copies 0.8 prevents that)"
     return f"{what}, {share}; examples: {examples}" + leak * (corpus.near_copies is None)
 
 

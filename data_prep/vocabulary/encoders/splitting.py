@@ -7,12 +7,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from tokenizers import Regex
 from tokenizers.normalizers import Normalizer
-from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers.pre_tokenizers import PreTokenizer, Split
 
 from data_prep.common.arrays import Array
 
 LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
+CUT_LONG = Split(
+    Regex(
+        rf"(?:^(?=.{{{LONGEST_WORD + 1}}})(?=.*[^\x00-\x7F])|\G(?!^))"  # a long word, from its start or the last cut on
+        rf"(?:.{{1,{LONGEST_WORD}}}(?!\p{{M}})|.{{{LONGEST_WORD}}})"
+    ),
+    "isolated",
+)
+"""Cuts words that are too long for WordPiece, as those of scripts without blanks are, but never before a mark that
+combines with a letter. Long words in ASCII are data; they stay whole, and unknown."""
 TOGETHER = 1000  # words that are normalised as one text
 BAR = "|"  # stands between them: an opaque word has none, and no character becomes one
 UNSEEN, SPACE, LETTER, MARK = range(4)  # kinds of characters
@@ -37,17 +47,18 @@ class WordParts:
 
 
 def cut_long_parts(parts: WordParts) -> WordParts:
-    """Cuts parts that WordPiece would call unknown for their length, as those of scripts without blanks are, into parts
-    of the longest that it takes; the same object comes back where there are none."""
-    places = np.flatnonzero(parts.letters & 0xC0 != 0x80)  # where characters begin
-    last = np.searchsorted(places, parts.ends)
-    first = np.concatenate([[0], last[:-1]])
-    more = (last - first - 1) // LONGEST_WORD
-    if not more.any():
+    """Cuts parts as CUT_LONG does; the same object comes back where none is too long."""
+    characters = np.diff(np.cumsum(parts.letters & 0xC0 != 0x80)[parts.ends - 1], prepend=0)
+    ends, starts, cuts = [parts.ends], np.concatenate([[0], parts.ends]), np.ones(len(parts.ends), np.int64)
+    for number in np.flatnonzero(characters > LONGEST_WORD).tolist():
+        text = parts.letters[starts[number] : parts.ends[number]].tobytes().decode()
+        sizes = [len(part.encode()) for part, _ in CUT_LONG.pre_tokenize_str(text)]
+        ends.append(starts[number] + np.cumsum(sizes[:-1], dtype=np.int64))
+        cuts[number] = len(sizes)
+    if len(ends) == 1:
         return parts
-    within = [places[first[n] + LONGEST_WORD : last[n] : LONGEST_WORD] for n in np.flatnonzero(more)]
-    total = np.concatenate([[0], np.cumsum(1 + more)])[np.concatenate([[0], np.cumsum(parts.counts)])]
-    return WordParts(parts.letters, np.sort(np.concatenate([parts.ends, *within])), np.diff(total))
+    total = np.concatenate([[0], np.cumsum(cuts)])[np.concatenate([[0], np.cumsum(parts.counts)])]
+    return WordParts(parts.letters, np.sort(np.concatenate(ends)), np.diff(total))
 
 
 class WordSplitter:

@@ -22,7 +22,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import TextEncoder
-from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter, cut_long_parts
+from data_prep.vocabulary.encoders.splitting import CUT_LONG, LONGEST_WORD, WordSplitter, cut_long_parts
 from data_prep.vocabulary.kinds.declaration import TokenizerKind, check_steps, read_part, read_vocab, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary, has_capitals
 
@@ -80,12 +80,18 @@ class WordPiece(Vocabulary):
         pipeline.normalizer, pipeline.pre_tokenizer = build_text_rules(self.cased)
         return pipeline
 
-    def encoder(self, cuts_long: bool = False) -> TextEncoder:
+    def text_pipeline(self) -> Tokenizer:
+        """Builds the tokenizer that cuts long words too, where they are not ASCII."""
+        pipeline = self.pipeline()
+        pipeline.pre_tokenizer = pre_tokenizers.Sequence([pipeline.pre_tokenizer, CUT_LONG])
+        return pipeline
+
+    def encoder(self) -> TextEncoder:
         """Makes an encoder that cuts every distinct word once."""
         # compiled by numba, which training does without
         from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
 
-        return FastWordPiece(self.pipeline(), self.cased, cuts_long)
+        return FastWordPiece(self.pipeline(), self.cased)
 
     def find_replaced(self, pieces: Sequence[str]) -> list[list[int]]:
         """Finds the ids of the pieces that each new one was cut into before.
