@@ -52,7 +52,7 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
     for what, count in sorted(corpus.no_text.items()):
-        yield "  no text", f"{count:,}", f"{what}, left out as no text"
+        yield "  no text", f"{count:,}", what
     unreadable = len(corpus.unreadable)
     if again := len(corpus.skipped) - unreadable:
         yield "  named again", f"{again:,}", "other names of files that were read, left out"

@@ -19,6 +19,7 @@ import itertools
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -47,12 +48,11 @@ FOUND, GROUPED = "near-found", "near-grouped"
 SIGN = Step(signatures.STEP, sign, Record, "pieces")
 FIND = Step(candidates.FIND_STEP, candidates.find_candidates, Record, "keys")
 COMPARE = Step(candidates.COMPARE_STEP, candidates.compare, ComparedRecord, "documents")
+Tokens: TypeAlias = Iterable[TokensRecord]
 NEAR_STEPS = (SIGN.name, FIND.name, COMPARE.name)
 
 
-def mark_near_copies(
-    runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float | None
-) -> None:
+def mark_near_copies(runner: Runner, tokens: Tokens, vocabulary: Vocabulary, threshold: float | None) -> None:
     """Marks in NEAR_COPIES every document that is a near copy of an earlier one, and writes the report.
 
     Nothing is done where no threshold is given.
@@ -68,9 +68,7 @@ def mark_near_copies(
     work.forget(*NEAR_STEPS)
 
 
-def group_near_copies(
-    runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, digests: Iterable[Array]
-) -> None:
+def group_near_copies(runner: Runner, tokens: Tokens, vocabulary: Vocabulary, digests: Iterable[Array]) -> None:
     """Writes into GROUPS the digest of every document, or that of an earlier one that has LOOSE in common with it."""
     work = runner.work
     if not work.is_finished(GROUPED):
@@ -88,7 +86,7 @@ def group_near_copies(
 
 
 def _search(
-    runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float
+    runner: Runner, tokens: Tokens, vocabulary: Vocabulary, threshold: float
 ) -> tuple[Stretches, Records[ComparedRecord]]:
     """Finds near copies by the three steps."""
     folder = runner.work.out

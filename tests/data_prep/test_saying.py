@@ -248,7 +248,9 @@ def test_text_of_a_script_without_blanks_is_not_lost(tmp_path: Path) -> None:
     assert (corpus.characters, corpus.unknown_characters) == (sum(map(len, lines)), 0)
     assert "[UNK]: " not in said
     vocabulary = load_vocabulary(out, cased=True)
-    begins = [piece for id in vocabulary.encoder().encode_texts(lines).ids if (piece := vocabulary.pieces[id])[0] != "#"]
+    begins = [
+        piece for id in vocabulary.encoder().encode_texts(lines).ids if (piece := vocabulary.pieces[id])[0] != "#"
+    ]
     assert len(begins) > 3 * len(lines), "every line is cut into words"
     assert not [piece for piece in begins if category(piece[0]).startswith("M")]
 

@@ -5,24 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from unicodedata import category
 
 import numpy as np
-from tokenizers import Regex
 from tokenizers.normalizers import Normalizer
-from tokenizers.pre_tokenizers import PreTokenizer, Split
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from data_prep.common.arrays import Array
 
 LONGEST_WORD = 100  # characters; WordPiece calls anything longer unknown
-CUT_LONG = Split(
-    Regex(
-        rf"(?:^(?=.{{{LONGEST_WORD + 1}}})(?=.*[^\x00-\x7F])|\G(?!^))"  # a long word, from its start or the last cut on
-        rf"(?:.{{1,{LONGEST_WORD}}}(?!\p{{M}})|.{{{LONGEST_WORD}}})"
-    ),
-    "isolated",
-)
-"""Cuts words that are too long for WordPiece, as those of scripts without blanks are, but never before a mark that
-combines with a letter. Long words in ASCII are data; they stay whole, and unknown."""
 TOGETHER = 1000  # words that are normalised as one text
 BAR = "|"  # stands between them: an opaque word has none, and no character becomes one
 UNSEEN, SPACE, LETTER, MARK = range(4)  # kinds of characters
@@ -47,18 +38,22 @@ class WordParts:
 
 
 def cut_long_parts(parts: WordParts) -> WordParts:
-    """Cuts parts as CUT_LONG does; the same object comes back where none is too long."""
+    """Cuts parts that WordPiece would call unknown for their length, as those of scripts without blanks are, but not
+    those in ASCII, which are data; the same object comes back where there are none."""
     characters = np.diff(np.cumsum(parts.letters & 0xC0 != 0x80)[parts.ends - 1], prepend=0)
-    ends, starts, cuts = [parts.ends], np.concatenate([[0], parts.ends]), np.ones(len(parts.ends), np.int64)
+    starts, cuts, ends = np.concatenate([[0], parts.ends]), np.ones(len(parts.ends), np.int64), list[int]()
     for number in np.flatnonzero(characters > LONGEST_WORD).tolist():
-        text = parts.letters[starts[number] : parts.ends[number]].tobytes().decode()
-        sizes = [len(part.encode()) for part, _ in CUT_LONG.pre_tokenize_str(text)]
-        ends.append(starts[number] + np.cumsum(sizes[:-1], dtype=np.int64))
-        cuts[number] = len(sizes)
-    if len(ends) == 1:
+        text, end, at = parts.letters[starts[number] : parts.ends[number]].tobytes().decode(), int(starts[number]), 0
+        while len(text) - at > LONGEST_WORD and not text.isascii():
+            letters = (stop for stop in range(at + LONGEST_WORD, at, -1) if category(text[stop])[0] != "M")
+            stop = next(letters, at + LONGEST_WORD)  # not before a mark that combines with a letter
+            end += len(text[at:stop].encode())
+            ends.append(end)
+            cuts[number], at = cuts[number] + 1, stop
+    if not ends:
         return parts
     total = np.concatenate([[0], np.cumsum(cuts)])[np.concatenate([[0], np.cumsum(parts.counts)])]
-    return WordParts(parts.letters, np.sort(np.concatenate(ends)), np.diff(total))
+    return WordParts(parts.letters, np.sort(np.concatenate([parts.ends, ends])), np.diff(total))
 
 
 class WordSplitter:

@@ -46,7 +46,7 @@ class PieceTable(NamedTuple):
 
 
 class FastWordPiece(TableEncoder):
-    """Encodes sentences as a pipeline of `tokenizers` would with CUT_LONG, looking at every distinct word once."""
+    """Encodes sentences as `tokenizers` would, but for long words, looking at every distinct word once."""
 
     def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
         self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)

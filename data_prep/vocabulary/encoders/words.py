@@ -87,7 +87,7 @@ class WordTable:
         numbers, word_ends = np.empty(len(text), np.int32), np.empty(len(ends), np.int64)
         eights = np.ndarray(max(0, len(text) - 7), EIGHT, text, strides=(1,))  # one from every byte on, copying none
         word = np.empty(int(np.diff(ends, prepend=0).max(initial=0)) // 8 + 2, np.uint64)  # has room for any word
-        # bytes read, words found, sentences finished, where something is to be asked, letters beyond the longest
+        # bytes read, words found, sentences finished, where something is to be asked, letters beyond the longest word
         state = np.array([0, 0, 0, -1, 0])
         while state[2] < len(ends):
             self._grow(word.nbytes)
@@ -155,25 +155,24 @@ def _read_word(text, at, stop, forms, word):
     letters beyond LONGEST_WORD + 1 it has, which are not written."""
     while at < stop and forms[text[at]] <= DROP:
         at += 1
-    size, start, beyond = 0, at, 0
+    size, start = 0, at
     while at < stop:
         form = forms[text[at]]
         if form > FOREIGN:
             if size <= LONGEST_WORD:
                 word[size] = form
-                size += 1
-            else:
-                beyond += 1
+            size += 1
         elif form != DROP:
             if form == FOREIGN and not _measure_ideograph(text, at, stop):
                 return (*_read_opaque_word(text, start, stop, forms, word), 0)
             break
         at += 1
+    beyond = max(0, size - LONGEST_WORD - 1)
     if size == 0 and at < stop:  # at a mark or a Chinese character
         size = max(1, _measure_ideograph(text, at, stop))
         copy_items(word, 0, text, at, at + size)
         at += size
-    return size, at, beyond
+    return size - beyond, at, beyond
 
 
 @compiled

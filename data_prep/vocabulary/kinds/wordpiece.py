@@ -16,13 +16,13 @@ from typing import Any
 from unicodedata import category, normalize
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
 from data_prep.common.files import read_table
 from data_prep.vocabulary.encoders.encoder import TextEncoder
-from data_prep.vocabulary.encoders.splitting import CUT_LONG, LONGEST_WORD, WordSplitter, cut_long_parts
+from data_prep.vocabulary.encoders.splitting import LONGEST_WORD, WordSplitter, cut_long_parts
 from data_prep.vocabulary.kinds.declaration import TokenizerKind, check_steps, read_part, read_vocab, repeat_words
 from data_prep.vocabulary.vocabulary import TOKENIZER, TOKENIZER_CONFIG, SpecialPieces, Vocabulary, has_capitals
 
@@ -32,6 +32,8 @@ MOST_LOST = 0.001
 """Marks per letter of a text that lower case may strip without a warning: й is 1.2% of Russian letters. Marks in
 Latin words count a tenth, since uncased BERT reads é as e on purpose: English Wikipedia has 0.14% of them."""
 MARK = "##"  # before a piece that continues a word
+LONG_WORD = rf"(?:^(?=.*[^\x00-\x7F])|\G(?!^))(?:.{{1,{LONGEST_WORD}}}(?!\p{{M}})|.{{{LONGEST_WORD}}})"
+"""A part of a word that is not ASCII, from its start or the end of the part before on."""
 ALPHABET = 1000  # characters that get a piece of their own
 CLASSES = ("BertTokenizer", "BertTokenizerFast")
 """Classes of transformers that cut text as it is cut here."""
@@ -81,9 +83,9 @@ class WordPiece(Vocabulary):
         return pipeline
 
     def text_pipeline(self) -> Tokenizer:
-        """Builds the tokenizer that cuts long words too, where they are not ASCII."""
-        pipeline = self.pipeline()
-        pipeline.pre_tokenizer = pre_tokenizers.Sequence([pipeline.pre_tokenizer, CUT_LONG])
+        """Builds the tokenizer that also cuts long words that are not ASCII, as `cut_long_parts` does."""
+        pipeline, cut = self.pipeline(), pre_tokenizers.Split(Regex(LONG_WORD), "isolated")
+        pipeline.pre_tokenizer = pre_tokenizers.Sequence([pipeline.pre_tokenizer, cut])
         return pipeline
 
     def encoder(self) -> TextEncoder:
