@@ -28,7 +28,7 @@ def test_articles_only(tmp_path: Path) -> None:
         page("Talk:Plain", "Chatter.", namespace=1),
         page("Old name", "#REDIRECT [[Plain]]", more='\n    <redirect title="Plain" />'),
         page("Older name", "#redirect [[Plain]]"),
-        page("Alter Name", "#WEITERLEITUNG [[Plain]]", more='\n    <redirect title="Plain" />'),
+        page("Alter Name", "See [[Plain]].", more='\n    <redirect title="Plain" />'),
         page("Alter", "#WEITERLEITUNG [[Plain]]"),
         page("Vecchio", "#rinvia[[Plain]]\n"),
         page("पुराना", "#पुनर्प्रेषित: [[Plain]]"),
