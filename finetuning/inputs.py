@@ -115,11 +115,11 @@ class Items(Protocol):
 
 
 class Cutter:
-    """Cuts texts into the pieces of a vocabulary, as its tokenizer in transformers does."""
+    """Cuts texts into the pieces of a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary, self.special = vocabulary, vocabulary.special
-        self._pipeline = vocabulary.pipeline()
+        self._pipeline = vocabulary.text_pipeline()
         self._lock = threading.Lock()
 
     @cached_property
