@@ -50,10 +50,8 @@ def fill(folder: Path) -> Path:
     write_wiki(folder / "wiki")
     write_wiki(folder / "sample", documents=20)
     (folder / "books").mkdir()
-    for number in range(4):
-        (folder / "books" / f"novel-{number}.txt").write_text(
-            "It was a dark night.\n\nThe wind blew. Nobody came.\n" * 99
-        )
+    for name in "abcd":
+        (folder / "books" / f"{name}.txt").write_text("It was a dark night.\n\nThe wind blew. Nobody came.\n" * 99)
     (folder / "questions.txt").write_text("where is the river?\nwho lives there?\n")
     (folder / "texts.txt").write_text("the river is wide\na house\n")
     pairs = [{"question": f"who is {number}?", "passage": f"{number} lives there"} for number in range(40)]
