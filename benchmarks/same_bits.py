@@ -80,7 +80,7 @@ def take_part(contest: Contest, shards: Path) -> dict[str, list[float]]:
 
     for name in (WITHOUT, WITH):
         settings = EngineSettings(precision=precision, parallel=Parallel(same_bits=name == WITH))
-        shape = contest.make_shape(manifest.vocabulary_size)
+        shape = contest.make_shape(dataset.vocabulary_size)
         sides[name] = partial(make_step, Training(shape, settings, device, rank=world.rank))
     found = {name: [*seconds] for name, seconds in alternate(sides, ROUNDS, WARM_UP).seconds.items()}
     disconnect()
