@@ -57,7 +57,7 @@ class RecipeScores:
     """File for the numbers (default: in benchmarks/results, by recipe and hardware)."""
 
 
-def run_script(folder: Path, console: Console, script: str, *words: object) -> None:
+def run_script(folder: Path, console: Console, script: str, *words: object, threads: int = THREADS) -> None:
     """Runs a command of the project, with its log in a folder; UserError if it fails."""
     name = Path(script).stem
     console.print(f"{name} …", markup=False)
@@ -66,7 +66,7 @@ def run_script(folder: Path, console: Console, script: str, *words: object) -> N
         if line.startswith(("error: ", "warning: ")):
             console.print(f"    {line}", markup=False)
 
-    environment = {**os.environ, "OMP_NUM_THREADS": str(THREADS), "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
     log = folder / f"{name}.log"
     code = follow([sys.executable, str(ROOT / script), *map(str, words)], log, say, environment)
     if code != Code.DONE:

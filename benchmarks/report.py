@@ -33,9 +33,8 @@ from benchmarks.tables import Results, ResultTable, show, summarise_results
 from data_prep.common.errors import UserError, check_all
 from data_prep.common.files import replacing
 
-PAGES = [
-    ROOT / "docs" / f"{name}.md" for name in ("measurements", "architectures", "reproducing", "training", "search")
-]
+NAMES = ("measurements", "architectures", "mixtures", "reproducing", "training", "search")
+PAGES = [ROOT / "docs" / f"{name}.md" for name in NAMES]
 MARKED = re.compile(r"(<!-- results of (\w+), written by benchmarks/report.py -->\n).*?(<!-- end of results -->)", re.S)
 
 

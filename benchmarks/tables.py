@@ -192,6 +192,25 @@ def summarise_search(found: Results) -> Iterator[ResultTable]:
     yield build_table("", rows)
 
 
+def summarise_mixtures(found: Results) -> Iterator[ResultTable]:
+    """Yields the scores of each mixture, averaged over its seeds, with those of each seed."""
+    mixtures: dict[int, list[Results]] = {}
+    for row in found["rows"]:
+        mixtures.setdefault(row["wiki"], []).append(row)
+    rows = []
+    for share, runs in sorted(mixtures.items(), reverse=True):
+        figures = {"BLiMP, %": [100 * run["pairs"]["accuracy"] for run in runs]}
+        for name in runs[0]["held_out"]:
+            figures[f"loss on {name}"] = [run["held_out"][name]["masked_loss"] for run in runs]
+        row = {"Wikipedia : books": f"{share} : {100 - share}"}
+        for name, values in figures.items():
+            places = 1 if "%" in name else 3
+            each = ", ".join(f"{value:.{places}f}" for value in values)
+            row[name] = f"{sum(values) / len(values):.{places}f} ({each})"
+        rows.append(row)
+    yield build_table("", rows)
+
+
 def summarise_results(found: Results) -> Iterable[ResultTable]:
     """Yields the tables of a file of results."""
     functions: dict[str, Callable[[Results], Iterable[ResultTable]]] = {
@@ -200,6 +219,8 @@ def summarise_results(found: Results) -> Iterable[ResultTable]:
         "same_bits": lambda found: [build_table("", found["rows"])],
         "recipe_scores": summarise_recipe_scores,
         "search": summarise_search,
+        "mixtures": summarise_mixtures,
+        "loading": lambda found: [build_table("", found["rows"])],
         "demo": lambda found: [build_table("Validation of the demo", found["scored"])],
     }
     return functions.get(found["benchmark"], summarise_contests)(found)

@@ -8,10 +8,10 @@ checked in every read.
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from pretraining.model.batch import PretrainingBatch
 
 OPEN_SHARDS = 8
-"""The number of shards that stay mapped: a batch needs one or two of each corpus, and each takes a file descriptor. For
-each corpus there are two more, up to half of the files that the process may open."""
+"""The number of shards that stay mapped. For each corpus there are two more, since a batch needs one or two of each; a
+mapped shard takes no file descriptor."""
 CURE = "copy it again from where it came, or make the folder anew with data_prep/shard.py"
 
 
@@ -67,8 +67,7 @@ class Dataset:
         self._first = np.cumsum([0, *map(len, sets)])  # the number of each set's first shard
         self._parts = np.repeat(np.arange(len(found)), [sum(map(len, each)) for each in found])  # the corpus of each
         most = OPEN_SHARDS if validation else OPEN_SHARDS + 2 * (len(found) - 1)
-        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-        self._shard = lru_cache(maxsize=max(OPEN_SHARDS, min(most, allowed)))(self._open_shard)
+        self._shard = lru_cache(maxsize=most)(self._open_shard)
         self._checked: set[int] = set()
 
     def corpus_of(self, shard: int) -> CorpusFolder:
@@ -94,7 +93,8 @@ class Dataset:
         if self.stored > self.length:
             lengths, masked = self._cut_sizes(examples)
         else:
-            lengths, masked, _ = self._stored_sizes(examples)
+            found = self._find_rows(examples)
+            lengths, masked = found.restore(found.lengths), found.restore(found.predictions)
         return lengths, self.objective.count_predictions(lengths, masked, done, one_way)
 
     def batch(self, examples: Examples) -> PretrainingBatch:
@@ -116,51 +116,41 @@ class Dataset:
         return read_vocabulary(self.corpora.folder).special
 
     def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
-        lengths, predictions, boundaries = self._stored_sizes(examples)
-        positions = np.empty(predictions.sum(), np.int64)
-        starts = np.cumsum(predictions) - predictions
-        for shard, chosen in self._split_by_shard(examples):
-            source = ranges(shard.masked_offsets[examples.row[chosen]], predictions[chosen])
-            positions[ranges(starts[chosen], predictions[chosen])] = shard.positions[source]
-        window = Window.choose(lengths, boundaries, self.length)
-        return window.lengths, window.count(positions, predictions)
-
-    def _stored_sizes(self, examples: Examples) -> tuple[Array, Array, Array]:
-        """Returns the numbers of pieces and predictions in the shards, and where B begins."""
-        lengths, predictions, boundaries = np.empty((3, len(examples.row)), np.int64)
-        for shard, chosen in self._split_by_shard(examples):
-            row = examples.row[chosen]
-            lengths[chosen], predictions[chosen] = shard.sizes(row)
-            boundaries[chosen] = shard.boundaries[row]
-        return lengths, predictions, boundaries
+        found = self._find_rows(examples)
+        window = Window.choose(found.restore(found.lengths), found.restore(found.boundaries), self.length)
+        [positions] = found.gather(("positions",), found.masked_starts, found.predictions)
+        return window.lengths, window.count(positions, found.restore(found.predictions))
 
     def read(self, examples: Examples) -> Rows:
         """Reads examples in their given order."""
-        lengths, predictions, boundaries = self._stored_sizes(examples)
+        found = self._find_rows(examples)
         where = np.stack([self._first[examples.duplicate] + examples.shard, examples.row], axis=1)
-        pieces, (positions, labels) = np.empty(lengths.sum(), np.int64), np.empty((2, predictions.sum()), np.int64)
-        random_next = np.empty(len(where), np.int64)
-        starts, masked_starts = np.cumsum(lengths) - lengths, np.cumsum(predictions) - predictions
-        for shard, chosen in self._split_by_shard(examples):
-            row = examples.row[chosen]
-            source = ranges(shard.offsets[row], lengths[chosen])
-            pieces[ranges(starts[chosen], lengths[chosen])] = shard.pieces[source]
-            source = ranges(shard.masked_offsets[row], predictions[chosen])
-            target = ranges(masked_starts[chosen], predictions[chosen])
-            positions[target], labels[target] = shard.positions[source], shard.labels[source]
-            random_next[chosen] = shard.random_next.take(pa.array(row))
+        [pieces] = found.gather(("pieces",), found.starts, found.lengths)
+        positions, labels = found.gather(("positions", "labels"), found.masked_starts, found.predictions)
+        lengths, boundaries, random_next, predictions = map(
+            found.restore, (found.lengths, found.boundaries, found.random_next, found.predictions)
+        )
         rows = Rows(where, lengths, pieces, boundaries, random_next, predictions, positions, labels)
         self._check_values(rows)
         return rows.shorten(self.length) if self.stored > self.length else rows
 
-    def _split_by_shard(self, examples: Examples) -> Iterator[tuple[_Shard, Array]]:
-        """Yields the shards of examples, each with the indices of its examples."""
+    def _find_rows(self, examples: Examples) -> _FoundRows:
+        """Finds where examples lie in their shards; the counts are checked, since memory is read by them."""
         numbers = self._first[examples.duplicate] + examples.shard
         order = np.argsort(numbers, kind="stable")
-        ends = np.flatnonzero(np.diff(numbers[order])) + 1
-        for chosen in np.split(order, ends):
-            if chosen.size:
-                yield self._shard(int(numbers[chosen[0]])), chosen
+        row = examples.row[order]
+        changes = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+        cuts, table = [*changes.tolist(), len(row)], np.empty((6, len(row)), np.int64)
+        parts = []
+        for first, stop in pairwise(cuts):
+            shard, rows = self._shard(int(numbers[order[first]])), row[first:stop]
+            shard.look_up(rows, table[:, first:stop])
+            parts.append((shard, slice(first, stop)))
+        table[1] -= table[0]
+        table[3] -= table[2]
+        found = _FoundRows(order, parts, *table)
+        found.check(row, self.stored)
+        return found
 
     def _open_shard(self, number: int) -> _Shard:
         """Opens a shard, as soon as its storage answers."""
@@ -217,12 +207,63 @@ def num_held_out(manifest: Manifest, length: int) -> int:
 
 
 @dataclass(frozen=True)
+class _FoundRows:
+    """Where examples lie in their shards. The arrays are in the order of the shards, and so few calls serve examples
+    of many shards."""
+
+    order: Array
+    """index of each among the examples"""
+    parts: list[tuple[_Shard, slice]]
+    """the shards, and which of these examples are theirs"""
+    starts: Array
+    lengths: Array
+    masked_starts: Array
+    predictions: Array
+    boundaries: Array
+    random_next: Array
+
+    def check(self, row: Array, longest: int) -> None:
+        """Refuses impossible lengths."""
+        counts = [rows.stop - rows.start for _, rows in self.parts]
+        wrong = np.zeros(len(row), bool)
+        for column, starts, sizes, least in (
+            ("pieces", self.starts, self.lengths, 1),
+            ("labels", self.masked_starts, self.predictions, 0),
+        ):
+            limits = np.repeat([len(getattr(shard, column)) for shard, _ in self.parts], counts)
+            wrong |= (sizes < least) | (sizes > longest) | (starts < 0) | (starts + sizes > limits)
+        if wrong.any():
+            index = int(np.argmax(wrong))
+            path = next(shard.path for shard, rows in self.parts if index < rows.stop)
+            raise DamageError(f"{path}: example {row[index]} has no possible length; {CURE}")
+
+    def restore(self, values: Array) -> Array:
+        """Returns values in the order of the examples."""
+        restored = np.empty_like(values)
+        restored[self.order] = values
+        return restored
+
+    def gather(self, columns: Sequence[str], starts: Array, counts: Array) -> list[Array]:
+        """Gathers these stretches of columns, joined in the order of the examples."""
+        given = self.restore(counts)
+        target, source = ranges((np.cumsum(given) - given)[self.order], counts), ranges(starts, counts)
+        ends = np.concatenate([[0], np.cumsum(counts)]).tolist()
+        found = [np.empty(len(target), np.int64) for _ in columns]
+        for shard, rows in self.parts:
+            part = slice(ends[rows.start], ends[rows.stop])
+            for column, values in zip(columns, found, strict=True):
+                values[target[part]] = getattr(shard, column)[source[part]]
+        return found
+
+
+@dataclass(frozen=True)
 class _Shard:
     """Views of a mapped shard's columns; data are read on access."""
 
     path: Path
-    length: int
-    random_next: pa.BooleanArray
+    random_next: Array
+    """bits, eight in a byte; that of row 0 is `first_bit`"""
+    first_bit: int
     offsets: Array
     pieces: Array
     masked_offsets: Array
@@ -245,17 +286,16 @@ class _Shard:
             )
         pieces, masked, masks = batch["pieces"], batch["masked"], batch["masked"].values
         lists = (pieces.offsets, pieces.values, masked.offsets, masks.field("position"), masks.field("piece"))
-        return cls(path, length, batch["random_next"], *map(np.asarray, (*lists, batch["boundary"])))
+        random_next = batch["random_next"]
+        bits = np.frombuffer(random_next.buffers()[1] or b"", np.uint8)
+        return cls(path, bits, random_next.offset, *map(np.asarray, (*lists, batch["boundary"])))
 
-    def sizes(self, rows: Array) -> tuple[Array, Array]:
-        """Counts the pieces and the predictions of rows; the counts are checked, since memory is read by them."""
-        lists = [(self.offsets, len(self.pieces), 1), (self.masked_offsets, len(self.labels), 0)]
-        results = []
-        for offsets, limit, least in lists:
-            starts, ends = offsets[rows], offsets[rows + 1]
-            sizes = (ends - starts).astype(np.int64)
-            wrong = (sizes < least) | (sizes > self.length) | (starts < 0) | (ends > limit)
-            if wrong.any():
-                raise DamageError(f"{self.path}: example {rows[np.argmax(wrong)]} has no possible length; {CURE}")
-            results.append(sizes)
-        return results[0], results[1]
+    def look_up(self, rows: Array, found: Array) -> None:
+        """Writes a line for each of: where the pieces of rows begin and end, and their masks; the boundary; the bit
+        of `random_next`."""
+        after = rows + 1
+        columns = (self.offsets, rows), (self.offsets, after), (self.masked_offsets, rows), (self.masked_offsets, after)
+        for line, (column, places) in zip(found, (*columns, (self.boundaries, rows)), strict=False):
+            line[:] = column[places]
+        places = rows + self.first_bit
+        found[-1] = self.random_next[places >> 3] >> (places & 7) & 1

@@ -18,7 +18,7 @@ import numpy as np
 from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from pretraining.data.corpora import Corpora
-from pretraining.data.order import Examples, Order
+from pretraining.data.order import Examples, Order, permute_places
 
 WHOLE = 1_000_000
 """The sum of the shares of a phase. Slots repeat after so many while shares stay the same: they are kept in chunks of
@@ -232,13 +232,12 @@ class MixedOrder:
     def examples(self, start: int, count: int) -> Examples:
         """Returns the examples with the indices start … start+count-1."""
         chosen, begins = self._slots.take(start, count), self._offsets + self._slots.count(start)
-        places, parts = [], []
-        for corpus in np.unique(chosen):
-            places.append(np.flatnonzero(chosen == corpus))
-            own = self._orders[corpus].examples(int(begins[corpus]), len(places[-1]))
-            parts.append(own._replace(duplicate=own.duplicate + self._firsts[corpus]))
-        back = np.argsort(np.concatenate(places))
-        return Examples.join(parts).take(back)
+        counts, parts = np.bincount(chosen), []
+        for corpus in np.flatnonzero(counts).tolist():
+            for places in self._orders[corpus].find_places(int(begins[corpus]), int(counts[corpus])):
+                parts.append(places._replace(duplicate=places.duplicate + self._firsts[corpus]))
+        back = np.argsort(np.argsort(chosen, kind="stable"))
+        return permute_places(parts).take(back)
 
     def count(self, stop: int) -> Array:
         """Counts the sequences of each corpus among the first `stop` of the phase."""

@@ -7,6 +7,7 @@ The order does not depend on ranks: they only take slices of it.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -84,6 +85,25 @@ class Examples(NamedTuple):
         return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
+class ShardPlaces(NamedTuple):
+    """The places of examples before the rows of their shards are permuted, as arrays of the same length."""
+
+    duplicate: Array
+    shard: Array
+    place: Array
+    """index in the shard"""
+    rows: Array
+    """number of rows of the shard"""
+    key: Array
+    """key of the permutation of these rows"""
+
+
+def permute_places(parts: Sequence[ShardPlaces]) -> Examples:
+    """Permutes the rows of the shards of places, all at once: one call for many parts."""
+    places = ShardPlaces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    return Examples(places.duplicate, places.shard, permute(places.place, places.rows, places.key))
+
+
 class Order:
     """The order of all examples of a phase, epoch after epoch without end."""
 
@@ -94,43 +114,46 @@ class Order:
         self.sizes = [int(rows.sum()) for rows in self.rows]
         assert self.sizes, "no duplicate"
         assert all(0 < size <= LARGEST for size in self.sizes), f"examples of the duplicates: {self.sizes}"
+        self._starts: list[int] = [0, *np.cumsum(self.sizes).tolist()]
         self._shards = lru_cache(maxsize=2)(self._permute_shards)  # a batch may be in two epochs
 
     def epoch_start(self, epoch: int) -> int:
         """Returns the index of an epoch's first example."""
         cycles, rest = divmod(epoch, len(self.sizes))
-        return cycles * sum(self.sizes) + sum(self.sizes[:rest])
+        return cycles * self._starts[-1] + self._starts[rest]
 
     def find_epoch(self, index: int) -> int:
         """Finds the epoch of an example."""
-        cycles, rest = divmod(index, sum(self.sizes))
-        ends = np.cumsum(self.sizes)
-        return cycles * len(self.sizes) + int(np.searchsorted(ends, rest, side="right"))
+        cycles, rest = divmod(index, self._starts[-1])
+        return cycles * len(self.sizes) + bisect_right(self._starts, rest) - 1
 
     def examples(self, start: int, count: int) -> Examples:
         """Returns the examples with the indices start … start+count-1."""
+        return permute_places(self.find_places(start, count))
+
+    def find_places(self, start: int, count: int) -> list[ShardPlaces]:
+        """Finds the places of the examples with the indices start … start+count-1, epoch by epoch."""
         parts = []
         for epoch in range(self.find_epoch(start), self.find_epoch(start + count - 1) + 1):
             begin, end = self.epoch_start(epoch), self.epoch_start(epoch + 1)
-            parts.append(self._examples(epoch, max(start, begin) - begin, min(start + count, end) - begin))
-        return Examples.join(parts)
+            parts.append(self._find_places(epoch, max(start, begin) - begin, min(start + count, end) - begin))
+        return parts
 
-    def _examples(self, epoch: int, start: int, stop: int) -> Examples:
-        """Returns examples of one epoch."""
+    def _find_places(self, epoch: int, start: int, stop: int) -> ShardPlaces:
+        """Finds the places of examples of one epoch."""
         duplicate = epoch % len(self.sizes)
-        shards, ends = self._shards(epoch)
+        shards, ends, keys = self._shards(epoch)
         indices = np.arange(start, stop)
-        turn = np.searchsorted(ends, indices, side="right")
+        turn = ends.searchsorted(indices, side="right")
         shard = shards[turn]
         rows = self.rows[duplicate][shard]
-        row = permute(indices - ends[turn] + rows, rows, hash_key(self.seed, epoch, 1, shard))
-        return Examples(np.full(len(row), duplicate), shard, row)
+        return ShardPlaces(np.full(stop - start, duplicate), shard, indices - ends[turn] + rows, rows, keys[turn])
 
-    def _permute_shards(self, epoch: int) -> tuple[Array, Array]:
-        """Returns the shards in the order of an epoch, and where each ends."""
+    def _permute_shards(self, epoch: int) -> tuple[Array, Array, Array]:
+        """Returns the shards in the order of an epoch, where each ends, and the keys of their rows."""
         rows = self.rows[epoch % len(self.rows)]
         shards = permute(np.arange(len(rows)), len(rows), hash_key(self.seed, epoch, 0))
-        return shards, np.cumsum(rows[shards])
+        return shards, np.cumsum(rows[shards]), hash_key(self.seed, epoch, 1, shards)
 
 
 class ExampleOrder(Protocol):

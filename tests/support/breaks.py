@@ -129,8 +129,8 @@ the loss by micro-batches | pretraining/data/batches.py
     + counts = count * int(predictions[mine[0]].sum()),
     pretraining/data/test_batches.py
 an epoch as the one before | pretraining/data/order.py
-    - hash_key(self.seed, epoch, 1, shard)
-    + hash_key(self.seed, 0, 1, shard)
+    - hash_key(self.seed, epoch, 1, shards)
+    + hash_key(self.seed, 0, 1, shards)
     pretraining/data/test_order.py
 dropout by rank | pretraining/engine/step.py
     - int(hash_key(seed, step)[0])

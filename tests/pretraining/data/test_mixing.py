@@ -1,5 +1,7 @@
 """Mixtures: exact shares, wherever one begins to read, and each corpus in an order of its own."""
 
+import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -8,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import psutil
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -188,3 +192,27 @@ def test_a_corpus_goes_on_from_phase_to_phase(corpora: Corpora, place: Place) ->
     assert read_phase(phase, before, 5) == first
     figures = open_phase(corpora, replace(state, phase_step=3), recipe).measure_reading(replace(state, phase_step=3))
     assert figures["epochs/code"] == pytest.approx(99 / corpora.parts[1].count_examples(32))
+
+
+def test_two_hundred_corpora_start_without_shards_and_keep_few_files_open(
+    corpora: Corpora, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders, mapped, files = [tmp_path / f"c{number}" for number in range(200)], list[Path](), list[int]()
+    for folder in folders:
+        shutil.copytree(corpora.folder, folder, copy_function=os.link)
+
+    def read_counted(path: Path) -> pa.RecordBatch:
+        mapped.append(path)
+        files.append(psutil.Process().num_fds())
+        return read_shard(path)
+
+    monkeypatch.setattr("pretraining.data.dataset.read_shard", read_counted)
+    files.append(psutil.Process().num_fds())
+    many = Corpora.read([f"{folder.name}={folder}" for folder in folders])
+    phase = open_phase(many, RunState(), load_recipe(place.recipe, ["--phases.0.batch", "400"]))
+    assert not mapped, "before the first batch"
+    for step in range(3):
+        step_batches(phase._dataset, phase._order, step)
+    assert {path.relative_to(tmp_path).parts[0] for path in mapped} == {folder.name for folder in folders}
+    assert len(mapped) < 3 * 200, "shards stay mapped from batch to batch"
+    assert max(files) - files[0] <= 8
