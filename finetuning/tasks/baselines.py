@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from typing import Any
+from unicodedata import category, normalize
 
 import numpy as np
 
@@ -16,16 +18,20 @@ from data_prep.common.arrays import Array
 from finetuning.inputs import Ragged
 from pretraining.architectures.weights import TaskHead
 
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff"
-"""Letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no blanks between words."""
-WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+")
+UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2600-\u27bf\u3040-\u30ff\u3400-\u9fff\U0001f000-\U0001faff"
+"""Emoji, and letters of Thai, Lao, Burmese, Khmer, Japanese and Chinese, which have no blanks between words."""
+MARKS = "\u200c\u200d" + "".join(char for char in map(chr, range(0x300, 0x10000)) if category(char)[0] == "M")
+"""Combining marks and joiners within words, such as the vowels of Hindi and Arabic; `\\w` has none of them."""
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+(?:[{MARKS}]+[^\W{UNSPACED}]*)*")
 TERMS = 100_000
-"""Most frequent words and pairs of neighbouring words that a model counts: 100 MB for 100 classes."""
-CHARACTERS, CLASSES = 10_000_000, 10
-"""Maximum characters of training texts, about half a minute; fewer in proportion for more classes than these, since
-each class has a model of its own."""
+"""Most frequent words and pairs of neighbouring words that a model counts."""
+CHARACTERS, MODELS = 10_000_000, 20
+"""Maximum characters of training texts, and maximum models that read them all. Each label has a model: more labels read
+fewer characters, in proportion. Each class has one too; more classes are told apart without models."""
 Texts = Sequence[Sequence[str]]
 """Columns of texts: one, or two of pairs."""
+Features = Callable[..., Any]
+"""Computes features of columns of texts."""
 
 
 def answer_texts(
@@ -33,34 +39,63 @@ def answer_texts(
 ) -> tuple[str, dict[str, Ragged]]:
     """Fits the baseline of a task with one text or two; returns its name and its outputs for all items of `splits`.
     `labels` (n, outputs) are those of the training texts. ImportError without scikit-learn."""
-    if head.kind == "score" and len(train) == 2:  # needs no training
-        return "word overlap", {split: _as_outputs(measure_overlap(*texts)[:, :1]) for split, texts in splits.items()}
+    chosen = choose_within(CHARACTERS * min(1.0, MODELS / max(1, len(head.labels) * (head.kind == "labels"))), train)
+    train = [[column[number] for number in chosen] for column in train]
+    compute_features = measure_overlap if head.kind == "score" and len(train) == 2 else fit_terms(train)
+    how, model = choose_model(head, is_overlap=compute_features is measure_overlap)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that no item or every item has
+        model.fit(compute_features(*train), labels[chosen] if head.kind == "labels" else labels[chosen, 0])
+    part, found = f" of {len(chosen):,} of the {len(labels):,} training items" * (len(chosen) < len(labels)), {}
+    for split, texts in splits.items():
+        said = model.predict(compute_features(*texts)).reshape(len(texts[0]), -1)
+        said = said == np.arange(len(head.labels)) if head.kind == "classes" else said
+        found[split] = Ragged(said.astype(np.float32), np.arange(1, len(said) + 1))
+    return how + part, found
+
+
+def fit_terms(train: Texts) -> Features:
+    """Fits TF-IDF of words and pairs of neighbouring words; returns what computes it, for pairs with their overlap."""
     from scipy import sparse
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression, Ridge
-    from sklearn.multiclass import OneVsRestClassifier
 
-    chosen = choose_within(CHARACTERS * min(1.0, CLASSES / max(1, len(head.labels))), train)
-    whole, train = len(labels), [[column[number] for number in chosen] for column in train]
-    terms = TfidfVectorizer(token_pattern=WORD.pattern, ngram_range=(1, 2), max_features=TERMS)
-    terms.fit(chain(*train))
+    if not any(map(list_words, chain(*train))):
+        raise ValueError("no words in the training texts")
+    words = {"tokenizer": list_words, "token_pattern": None, "lowercase": False}
+    terms = TfidfVectorizer(**words, ngram_range=(1, 2), max_features=TERMS).fit(chain(*train))
 
-    def compute_features(texts: Texts) -> sparse.csr_matrix:
+    def compute_features(*texts: Sequence[str]) -> Any:
         parts = [terms.transform(column) for column in texts]
         return sparse.hstack([*parts, measure_overlap(*texts)]).tocsr() if len(parts) == 2 else parts[0]
 
-    is_number = head.kind == "score"
-    model = Ridge() if is_number else OneVsRestClassifier(LogisticRegression(solver="liblinear", random_state=0))
-    right = labels[chosen] if head.kind == "labels" else labels[chosen, 0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class that no item or every item has
-        model.fit(compute_features(train), right)
-    found = {}
-    for split, texts in splits.items():
-        said = model.predict(compute_features(texts))
-        found[split] = _as_outputs(np.eye(len(head.labels))[said] if head.kind == "classes" else said)
-    part = f" of {len(chosen):,} of the {whole:,} training items" * (len(chosen) < whole)
-    return f"TF-IDF with {'ridge' if is_number else 'logistic'} regression{part}", found
+    return compute_features
+
+
+def choose_model(head: TaskHead, is_overlap: bool) -> tuple[str, Any]:
+    """Chooses the model of a kind of task; returns its name too."""
+    from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
+    from sklearn.multiclass import OneVsRestClassifier
+
+    if head.kind == "score":
+        return ("word overlap", LinearRegression()) if is_overlap else ("TF-IDF with ridge regression", Ridge())
+    if head.kind == "classes" and len(head.labels) > MODELS:
+        return "TF-IDF with nearest centroid", Centroids()
+    logistic = LogisticRegression(solver="liblinear", random_state=0)
+    return "TF-IDF with logistic regression", OneVsRestClassifier(logistic)
+
+
+class Centroids:
+    """Gives every item the class whose mean training item is at the least angle to it; sparse, so that the number of
+    classes costs nothing."""
+
+    def fit(self, features: Any, right: Array) -> None:
+        from scipy.sparse import csr_matrix
+        from sklearn.preprocessing import normalize
+
+        self.centroids = normalize(csr_matrix((np.ones(len(right)), (right, np.arange(len(right))))) @ features).T
+
+    def predict(self, features: Any) -> Array:
+        return np.asarray((features @ self.centroids).argmax(1))
 
 
 def choose_within(characters: float, texts: Texts) -> Array:
@@ -72,17 +107,16 @@ def choose_within(characters: float, texts: Texts) -> Array:
     return np.sort(order[: max(1, count)])
 
 
+def list_words(text: str) -> list[str]:
+    """Lists the words of a text in lower case, and its letters of scripts without blanks."""
+    return WORD.findall(normalize("NFC", text.lower()))
+
+
 def measure_overlap(first: Sequence[str], second: Sequence[str]) -> Array:
     """Counts the words that both texts of each pair have, in any case: their share of the words of both, of the first
     and of the second text."""
     rows = []
     for pair in zip(first, second, strict=True):
-        one, other = (set(WORD.findall(text.lower())) for text in pair)
+        one, other = (set(list_words(text)) for text in pair)
         rows.append([len(one & other) / max(1, len(words)) for words in (one | other, one, other)])
     return np.array(rows)
-
-
-def _as_outputs(values: Array) -> Ragged:
-    """Makes one row of outputs of each item."""
-    rows = values.reshape(len(values), -1).astype(np.float32)
-    return Ragged(rows, np.arange(1, len(rows) + 1))
