@@ -110,11 +110,9 @@ class Baseline(SplitScores):
 
     def compare(self, result: TaskResult) -> str:
         """Says whether it is better than the best run by more than the standard errors of both."""
-        better = self.get_score(result.metric) - (math.nan if result.score is None else result.score)
+        more = self.get_score(result.metric) - (math.nan if result.score is None else result.score)
         chance = math.hypot(result.chance or 0.0, self.get_spread(result.first_split, result.metric) or 0.0)
-        if abs(better) <= chance:
-            return ", within chance of the best run"
-        return ", better than the best run" * (better > 0)
+        return ", within chance of the best run" if abs(more) <= chance else ", better than the best run" * (more > 0)
 
 
 class ModelScores(SplitScores):

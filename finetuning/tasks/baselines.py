@@ -1,4 +1,4 @@
-"""Baselines for texts and pairs: linear models of TF-IDF, and the overlap of words.
+"""Baselines for texts and pairs: linear models or centroids of TF-IDF, and of the overlap of words.
 
 Only one thread computes, so that the number of cores changes nothing, and no global random state is used.
 """
@@ -30,8 +30,6 @@ CHARACTERS, MODELS = 10_000_000, 20
 fewer characters, in proportion. Each class has one too; more classes are told apart without models."""
 Texts = Sequence[Sequence[str]]
 """Columns of texts: one, or two of pairs."""
-Features = Callable[..., Any]
-"""Computes features of columns of texts."""
 
 
 def answer_texts(
@@ -39,63 +37,54 @@ def answer_texts(
 ) -> tuple[str, dict[str, Ragged]]:
     """Fits the baseline of a task with one text or two; returns its name and its outputs for all items of `splits`.
     `labels` (n, outputs) are those of the training texts. ImportError without scikit-learn."""
-    chosen = choose_within(CHARACTERS * min(1.0, MODELS / max(1, len(head.labels) * (head.kind == "labels"))), train)
-    train = [[column[number] for number in chosen] for column in train]
-    compute_features = measure_overlap if head.kind == "score" and len(train) == 2 else fit_terms(train)
-    how, model = choose_model(head, is_overlap=compute_features is measure_overlap)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class that no item or every item has
-        model.fit(compute_features(*train), labels[chosen] if head.kind == "labels" else labels[chosen, 0])
-    part, found = f" of {len(chosen):,} of the {len(labels):,} training items" * (len(chosen) < len(labels)), {}
-    for split, texts in splits.items():
-        said = model.predict(compute_features(*texts)).reshape(len(texts[0]), -1)
-        said = said == np.arange(len(head.labels)) if head.kind == "classes" else said
-        found[split] = Ragged(said.astype(np.float32), np.arange(1, len(said) + 1))
-    return how + part, found
-
-
-def fit_terms(train: Texts) -> Features:
-    """Fits TF-IDF of words and pairs of neighbouring words; returns what computes it, for pairs with their overlap."""
     from scipy import sparse
     from sklearn.feature_extraction.text import TfidfVectorizer
 
+    kind, count = head.kind, len(head.labels)
+    chosen = choose_within(CHARACTERS * min(1.0, MODELS / count) if kind == "labels" else CHARACTERS, train)
+    train = [[column[number] for number in chosen] for column in train]
     if not any(map(list_words, chain(*train))):
         raise ValueError("no words in the training texts")
-    words = {"tokenizer": list_words, "token_pattern": None, "lowercase": False}
-    terms = TfidfVectorizer(**words, ngram_range=(1, 2), max_features=TERMS).fit(chain(*train))
+    terms = TfidfVectorizer(tokenizer=list_words, token_pattern=None, ngram_range=(1, 2), max_features=TERMS)
+    terms.fit(chain(*train))
 
-    def compute_features(*texts: Sequence[str]) -> Any:
+    def compute_features(texts: Texts) -> Any:
         parts = [terms.transform(column) for column in texts]
         return sparse.hstack([*parts, measure_overlap(*texts)]).tocsr() if len(parts) == 2 else parts[0]
 
-    return compute_features
+    how, predict = fit_model(head, compute_features(train), labels[chosen] if kind == "labels" else labels[chosen, 0])
+    how = f"TF-IDF{' and word overlap' * (len(train) == 2)} with {how}"
+    how += f" of {len(chosen):,} of the {len(labels):,} training items" * (len(chosen) < len(labels))
+    found = {}
+    for split, texts in splits.items():
+        said = predict(compute_features(texts)).reshape(len(texts[0]), -1)
+        if kind == "classes":
+            said = said == np.arange(count)
+        elif kind == "embeddings":  # two vectors of each item, whose cosine is its number
+            said = np.interp(said, (said.min(), said.max()), (0, 1))
+            said = np.hstack([np.ones_like(said), np.zeros_like(said), said, np.sqrt(1 - said**2)]).reshape(-1, 2)
+        found[split] = Ragged(said.astype(np.float32), np.arange(1, len(texts[0]) + 1) * (len(said) // len(texts[0])))
+    return how, found
 
 
-def choose_model(head: TaskHead, is_overlap: bool) -> tuple[str, Any]:
-    """Chooses the model of a kind of task; returns its name too."""
-    from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
-    from sklearn.multiclass import OneVsRestClassifier
+def fit_model(head: TaskHead, features: Any, right: Array) -> tuple[str, Callable[[Any], Array]]:
+    """Fits the model of a kind of task; returns its name, and what predicts a class, 0 or 1 for each label, or a number
+    for each item. The time of centroids does not depend on the number of classes."""
+    from scipy.sparse import csr_matrix
+    from sklearn import linear_model, multiclass, preprocessing
 
-    if head.kind == "score":
-        return ("word overlap", LinearRegression()) if is_overlap else ("TF-IDF with ridge regression", Ridge())
     if head.kind == "classes" and len(head.labels) > MODELS:
-        return "TF-IDF with nearest centroid", Centroids()
-    logistic = LogisticRegression(solver="liblinear", random_state=0)
-    return "TF-IDF with logistic regression", OneVsRestClassifier(logistic)
-
-
-class Centroids:
-    """Gives every item the class whose mean training item is at the least angle to it; sparse, so that the number of
-    classes costs nothing."""
-
-    def fit(self, features: Any, right: Array) -> None:
-        from scipy.sparse import csr_matrix
-        from sklearn.preprocessing import normalize
-
-        self.centroids = normalize(csr_matrix((np.ones(len(right)), (right, np.arange(len(right))))) @ features).T
-
-    def predict(self, features: Any) -> Array:
-        return np.asarray((features @ self.centroids).argmax(1))
+        members = csr_matrix((np.ones(len(right)), (right, np.arange(len(right)))))
+        centroids = preprocessing.normalize(members @ features).T
+        return "nearest centroid", lambda asked: np.asarray((asked @ centroids).argmax(1))
+    how, model = "ridge regression", linear_model.Ridge()
+    if head.kind in ("classes", "labels"):
+        each = linear_model.LogisticRegression(solver="liblinear", random_state=0)
+        how, model = "logistic regression", multiclass.OneVsRestClassifier(each)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that no item or every item has
+        model.fit(features, right)
+    return how, model.predict
 
 
 def choose_within(characters: float, texts: Texts) -> Array:

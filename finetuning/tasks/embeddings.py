@@ -65,14 +65,6 @@ class EmbeddingTask(SentenceTask):
         count, compute = self._prepare_figures(split, outputs)
         return Certainty(count, bootstrap_spreads(count, compute))
 
-    def answer_by_baseline(self) -> tuple[str, dict[str, Ragged]] | None:
-        """Measures the overlap of the words of pairs with scores, as the cosine of two vectors; None without scores."""
-        if self.metrics != SCORED:
-            return None
-        alike = SentenceTask(self.name, TaskHead("score"), self.metric, self.metrics, self.fields, self.items)
-        how, found = alike.answer_by_baseline() or ("", {})
-        return how, {split: make_vectors(outputs.values[:, 0]) for split, outputs in found.items()}
-
     def _prepare_figures(self, split: str, outputs: Ragged) -> tuple[int, Callable[[Array], Figures]]:
         """Counts the pairs with scores, or the questions, of a split; returns also what computes the figures of some of
         them. Questions are to find their passages among those of all items, also those that belong to none."""
@@ -111,13 +103,6 @@ class EmbeddingTask(SentenceTask):
 def compute_cosines(vectors: Array) -> Array:
     """Computes the cosine of the first two vectors of each item, of normalized ones (n, c, H)."""
     return np.asarray((vectors[:, 0] * vectors[:, 1]).sum(1))
-
-
-def make_vectors(numbers: Array) -> Ragged:
-    """Makes the two vectors of each item whose cosine is its number, after the numbers are scaled to 0 to 1."""
-    cosines = np.interp(numbers, (numbers.min(), numbers.max()), (0, 1))
-    columns = [np.ones_like(cosines), np.zeros_like(cosines), cosines, np.sqrt(1 - cosines**2)]
-    return Ragged(np.stack(columns, 1).reshape(-1, 2), 2 * np.arange(1, len(numbers) + 1))
 
 
 def read_full_column(table: TextTable, field: str) -> list[str]:

@@ -175,7 +175,7 @@ def read_own(path: Path) -> OwnTask:
         return read_settings(form, path, find_faults=lambda own: [fault for ok, fault in _check_keys(own) if not ok])
     except UserError as error:
         named = map(read_file(form, path).get, ("train", "dev", "test"))
-        places = (path.parent / file for file in named if file and isinstance(file, str))
+        places = (path.parent / file for file in named if isinstance(file, str))
         lines = (f"{place}: {absence(place)}" for place in places if not place.exists())
         raise UserError("\n".join([str(error), *lines])) from error
 
