@@ -211,6 +211,15 @@ def test_all_faults_of_files_columns_and_metric_are_told_at_once(tmp_path: Path)
     assert told[len(lines) :] == [f"{tmp_path}/{name}.txt: no such file" for name in "ab"]
 
 
+def test_missing_files_are_told_with_wrong_keys_and_the_keys_of_all_tasks(tmp_path: Path) -> None:
+    write(tmp_path, {**REVIEWS, "task.toml": CLASSES.replace("dev.csv", "no.csv") + 'lable = "x"\n'})
+    (tmp_path / "other.toml").write_text(CLASSES + "held_out = 2\n")
+    lines = refusal(RunTask(tasks=(tmp_path / "task.toml", tmp_path / "other.toml")).suite).splitlines()
+    starts = "task.toml: lable: unknown", "data/no.csv: no such file", "other.toml: held_out = 2"
+    for line, start in zip(lines, starts, strict=True):
+        assert line.startswith(f"{tmp_path}/{start}")
+
+
 def test_an_empty_column_of_labels_in_the_test_file_is_none(tmp_path: Path) -> None:
     """As competitions give it. Labels at once may be spelled as pandas does."""
     toml = CLASSES.replace("classes", "labels").replace('label = "stars"', 'test = "test.csv"\nlabels = ["stars"]')
