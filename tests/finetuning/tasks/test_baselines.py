@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -266,16 +267,15 @@ def test_a_grid_has_one_baseline_and_its_models_the_same_bits(
 
 def test_no_baseline_leaves_out_one_that_is_there(toy: Toy, tune: Tune) -> None:
     """Of the summary, of results.json and of the cards of new runs."""
-    tune(toy.command("out", "--seeds", 1))
-    assert (toy.folder / "out" / "toy" / "baseline.json").exists()
-    best = toy.folder / "out" / "toy" / "lr0.003-seed1"
-    assert results(toy.folder / "out")["baseline"] is not None
-    said = tune(toy.command("out", "--seeds", 2, "--no-baseline"))
-    assert "baseline" not in said
-    assert results(toy.folder / "out")["baseline"] is None
-    assert best.exists()
-    other = tune(toy.command("out", "--seeds", 2))
-    assert "toy: baseline: TF-IDF" in other
+    tune(toy.command("out"))
+    folder = toy.folder / "out" / "toy"
+    for more, is_there in ((["--no-baseline"], False), ([], True)):
+        shutil.rmtree(folder / "lr0.003-seed1")
+        said = tune(toy.command("out", *more))
+        card = (folder / "model" / "README.md").read_text()
+        assert {"toy: baseline: " in said, "Baseline: " in card} == {is_there}
+        assert (results(toy.folder / "out")["baseline"] is not None) == is_there
+        assert (folder / "baseline.json").exists()
 
 
 def test_no_fault_of_a_baseline_ends_the_command(toy: Toy, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,7 +310,7 @@ def test_global_random_states_stay(toy: Toy) -> None:
 
 
 def test_without_scikit_learn_a_line_says_how_to_get_it(toy: Toy, tune: Tune, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
+    monkeypatch.setitem(sys.modules, "sklearn.feature_extraction.text", None)
     said = tune(toy.command("out"))
     assert [line for line in said.splitlines() if "no baseline" in line and "pip install scikit-learn" in line]
     assert json.loads((toy.folder / "out" / "toy" / "results.json").read_text())["baseline"] is None
