@@ -50,8 +50,7 @@ def answer_texts(
     terms.fit(chain(*train))
 
     def compute_features(texts: Texts) -> Any:
-        parts = [terms.transform(column) for column in texts]
-        return sparse.hstack([*parts, measure_overlap(*texts)]).tocsr() if len(parts) == 2 else parts[0]
+        return sparse.hstack([*map(terms.transform, texts), *map(measure_overlap, texts[:-1], texts[1:])]).tocsr()
 
     how, predict = fit_model(head, compute_features(train), labels[chosen] if kind == "labels" else labels[chosen, 0])
     how = f"TF-IDF{' and word overlap' * (len(train) == 2)} with {how}"
@@ -71,21 +70,18 @@ def answer_texts(
 def fit_model(head: TaskHead, features: Any, right: Array) -> tuple[str, Callable[[Any], Array]]:
     """Fits the model of a kind of task; returns its name, and what predicts a class, 0 or 1 for each label, or a number
     for each item. The time of centroids does not depend on the number of classes."""
-    from scipy.sparse import csr_matrix
     from sklearn import linear_model, multiclass, preprocessing
 
     if head.kind == "classes" and len(head.labels) > MODELS:
-        members = csr_matrix((np.ones(len(right)), (right, np.arange(len(right)))))
-        centroids = preprocessing.normalize(members @ features).T
+        members = preprocessing.label_binarize(right, classes=range(len(head.labels)), sparse_output=True)
+        centroids = preprocessing.normalize(members.T @ features).T
         return "nearest centroid", lambda asked: np.asarray((asked @ centroids).argmax(1))
-    how, model = "ridge regression", linear_model.Ridge()
-    if head.kind in ("classes", "labels"):
-        each = linear_model.LogisticRegression(solver="liblinear", random_state=0)
-        how, model = "logistic regression", multiclass.OneVsRestClassifier(each)
+    logistic = multiclass.OneVsRestClassifier(linear_model.LogisticRegression(solver="liblinear", random_state=0))
+    how, model = ("logistic", logistic) if head.kind in ("classes", "labels") else ("ridge", linear_model.Ridge())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a class that no item or every item has
         model.fit(features, right)
-    return how, model.predict
+    return f"{how} regression", model.predict
 
 
 def choose_within(characters: float, texts: Texts) -> Array:

@@ -176,8 +176,9 @@ def read_own(path: Path) -> OwnTask:
     except UserError as error:
         named = map(read_file(form, path).get, ("train", "dev", "test"))
         places = (path.parent / file for file in named if isinstance(file, str))
-        lines = (f"{place}: {absence(place)}" for place in places if not place.exists())
-        raise UserError("\n".join([str(error), *lines])) from error
+        raise UserError(
+            "\n".join([str(error), *(f"{at}: {absence(at)}" for at in places if not at.exists())])
+        ) from error
 
 
 def _check_keys(own: OwnTask) -> Checks:

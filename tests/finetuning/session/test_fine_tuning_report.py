@@ -102,7 +102,13 @@ def test_a_baseline_stands_before_the_scores_and_one_that_is_better_is_called_so
     assert second[:4] == "swag accuracy 50.0 50.0".split()
     better, within = ", better than the best run", ", within chance of the best run"
     errors = {"spreads": {"dev": {"accuracy": 0.03}}}  # those of the run are 0.02
-    cases = [(0.80, {}, better), (0.90, {}, ""), (0.84, {}, within), (0.86, {}, within), (None, {}, "")]
+    cases: list[tuple[Any, Any, str]] = [
+        (0.80, {}, better),
+        (0.90, {}, ""),
+        (0.84, {}, within),
+        (0.86, {}, within),
+        (None, {}, ""),
+    ]
     for score, more, verdict in [*cases, (0.82, {}, better), (0.82, errors, within), (0.88, errors, within)]:
         content = {**found["sst2"], "baseline": {**baseline, **more}, "task": "t", "score": score}
         known = TaskResult.model_validate(content)
