@@ -175,10 +175,8 @@ def read_own(path: Path) -> OwnTask:
         return read_settings(form, path, find_faults=lambda own: [fault for ok, fault in _check_keys(own) if not ok])
     except UserError as error:
         named = map(read_file(form, path).get, ("train", "dev", "test"))
-        places = (path.parent / file for file in named if isinstance(file, str))
-        raise UserError(
-            "\n".join([str(error), *(f"{at}: {absence(at)}" for at in places if not at.exists())])
-        ) from error
+        missing = (at for file in named if isinstance(file, str) and not (at := path.parent / file).exists())
+        raise UserError("\n".join([str(error), *(f"{at}: {absence(at)}" for at in missing)])) from error
 
 
 def _check_keys(own: OwnTask) -> Checks:
