@@ -232,8 +232,9 @@ class FineTuned(Predictor):
         """Computes the logits of items, in batches of sequences of like lengths."""
         device = CPU if isinstance(self.model, ServedModel) else self.device  # it copies batches itself
         parts = list(iterate_logits(self.model.logits, self.head.kind, items, device))
-        nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
-        return sort_outputs(parts) if parts else nothing
+        if not parts:
+            return Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
+        return sort_outputs(parts)
 
     @abstractmethod
     def make_items(self, rows: Sequence[Texts]) -> Items:
