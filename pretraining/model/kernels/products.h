@@ -20,6 +20,12 @@ namespace {
 constexpr int64_t PANEL = 2 * LANES;  // columns
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
 
+// Asks memory for a part of the panel behind the one that is multiplied, which the thread multiplies next; few rows do not
+// give the processor the time to find out by itself.
+inline void ask_ahead(const void* part, int64_t size) {
+    for (int64_t at = 0; at < size; at += 64) __builtin_prefetch((const char*)part + at, 0, 2);
+}
+
 // out = some rows of fp32 with a panel
 template <int64_t ROWS>
 void multiply_floats(const float* x, int64_t width, int64_t stride, const float* panel, float* out,
@@ -28,6 +34,7 @@ void multiply_floats(const float* x, int64_t width, int64_t stride, const float*
     for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = lanes{};
     for (int64_t k = 0; k < width; ++k) {
         const lanes left = *(const lanes*)(panel + k * PANEL), right = *(const lanes*)(panel + k * PANEL + LANES);
+        ask_ahead(panel + (width + k) * PANEL, PANEL * sizeof *panel);
 #pragma GCC unroll 16
         for (int64_t r = 0; r < ROWS; ++r) {
             const float value = x[r * stride + k];
@@ -146,6 +153,7 @@ struct Bytes {
         const int8_t* panel = weight.panels + column * width;
         for (int64_t k = 0; k < width; k += TOGETHER) {
             const int8_t* weights = panel + k * PANEL;
+            if constexpr (LANES == 8) ask_ahead(weights + width * PANEL, TOGETHER * PANEL);  // with sixteen it costs 2%
             const byte_lanes left = load_weights(weights), right = load_weights(weights + TOGETHER * LANES);
 #pragma GCC unroll 16
             for (int64_t r = 0; r < ROWS; ++r) {
@@ -256,6 +264,14 @@ struct WithGelu {
     }
 #ifdef CLOZE_HALVES
     static __m512 of(__m512 value) { return gelu(value); }
+#else
+    static lanes of(lanes x) {  // the same polynomial
+        const lanes most = lanes{} + 4.8f, near = x < -most ? -most : x > most ? most : x;
+        const lanes t = near * near * 0.08680556f - 1.0f;
+        lanes p{};
+        for (const float factor : OF_GELU) p = p * t + factor;
+        return x * (near * p + 0.5f);
+    }
 #endif
 };
 
@@ -266,6 +282,12 @@ inline void finish(const float* sums, const float* bias, T* out) {
     if constexpr (!EXACT) {
         for (int64_t j = 0; j < PANEL; j += SIXTEEN)
             store_sixteen(out + j, End::of(_mm512_add_ps(load_sixteen(sums + j), load_sixteen(bias + j))));
+        return;
+    }
+#else
+    if constexpr (!EXACT) {
+        for (int64_t j = 0; j < PANEL; j += LANES)
+            *(lanes*)(out + j) = End::of(*(const lanes*)(sums + j) + *(const lanes*)(bias + j));
         return;
     }
 #endif
