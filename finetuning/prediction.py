@@ -12,6 +12,7 @@ folder of transformers gets the usual defaults.
 from __future__ import annotations
 
 import itertools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from finetuning.tasks.swag import Endings
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.checkpoint.models import StoredModel
-from pretraining.engine.precision import choose_dtype
+from pretraining.engine.precision import choose_dtype, explain_slowness
 from pretraining.huggingface.folders import (
     CONFIG,
     TASK,
@@ -103,6 +104,9 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
 def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.dtype:
     """Chooses the numbers in which a model computes, but for those of layers in 8 bits."""
     if dtype != "int8":
+        if dtype == "bf16" and explain_slowness(dtype, where):
+            slow = "this processor emulates it, and takes 7 times as long as in fp32"
+            warnings.warn(f'dtype "bf16": {slow}; take "fp32" or "auto"', stacklevel=2)
         return choose_dtype(dtype, where)
     check_int8(where, shape)
     return choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
