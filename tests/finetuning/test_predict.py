@@ -256,9 +256,7 @@ def test_the_numbers_of_a_processor_are_told(
         assert capsys.readouterr().err == f"computing in {chosen}, which suits this machine\n" * looked_at
     with warnings.catch_warnings(record=True) as told:
         load(folders["classes"], "bf16")
-    assert [str(each.message)[:48] for each in told] == ['dtype "bf16": this processor emulates it, and ta'] * (
-        not fast
-    )
+    assert ["this processor emulates it" in str(each.message) for each in told] == [True] * (not fast)
 
 
 @pytest.mark.slow

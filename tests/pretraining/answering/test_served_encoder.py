@@ -135,8 +135,9 @@ def run_layers_in_steps(model: PretrainingModel, shape: Shape, make: Any) -> Ser
 def test_sums_of_the_largest_bytes_are_exact() -> None:
     """Sums of two such products do not fit into 16 bits, where some processors would cut them off."""
     model, batch = model_of("both"), batch_of([7, 33])
-    for linear in filter(lambda each: isinstance(each, Linear), model.layers.modules()):
-        linear.weight.copy_(linear.weight.sign() * 0.03)
+    for module in model.layers.modules():
+        if isinstance(module, Linear):
+            module.weight.copy_(module.weight.sign() * 0.03)
     found = serve_encoder(copy.deepcopy(model), sees_one=True, in_bytes=True).encode(batch)
     right = run_layers_in_steps(model, SHAPE, ExactBytes).encode(batch)
     assert (found - right).square().mean().sqrt() < 0.02 * right.square().mean().sqrt()
