@@ -57,6 +57,7 @@ def with_backward(
 
     @functools.wraps(forward)
     def compute(*inputs: Inputs.args, **named: Inputs.kwargs) -> Result:
+        assert not named
         found: Result = apply(forward, *inputs) if torch.is_grad_enabled() else forward(*inputs, **named)[0]
         return found
 
