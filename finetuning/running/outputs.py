@@ -104,13 +104,13 @@ def _gather_parts(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]
     return [(each["numbers"], Ragged(each["values"], each["ends"])) for each in found]
 
 
-@torch.no_grad()
 def iterate_logits(
     forward: Forward, kind: Kind, items: Items, device: torch.device, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Array, Ragged]]:
     """Yields the logits of this rank's items, in batches of sequences of like lengths, with the items' numbers."""
     for numbers, batch in make_evaluation_batches(items, rank, ranks):
-        values = forward(batch.to(device)).float().cpu().numpy()
+        with torch.no_grad():
+            values = forward(batch.to(device)).float().cpu().numpy()
         yield numbers, Ragged(values, np.cumsum(batch.count_rows(kind), dtype=np.int64))
 
 
