@@ -144,6 +144,7 @@ class Contestants:
         self.sides: dict[str, Side] = {}
         self._console = console
         for name in names:
+            console.print(f"making ready: {name}")  # some peers need minutes
             try:
                 self.sides |= stack.enter_context(open_sides({name: SIDES[name]}, folder))
             except SideFailedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,6 +25,7 @@ def find_missing_packages(*packages: str) -> list[str]:
 def silence_transformers() -> None:
     """Silences progress bars, warnings and advice of transformers and its dependencies."""
     logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
     theirs: Any = import_module("transformers.utils.logging")
     theirs.set_verbosity_error()
     theirs.disable_progress_bar()

@@ -156,7 +156,9 @@ def plan_pipeline(wanted: argparse.Namespace, words: Sequence[str], site: Mappin
 
     def list_faults(job: ChainJob) -> Iterator[str]:
         for source in wanted.text if job.step == "prepare" else ():
-            if not Path(source).exists() and not glob.glob(source.rpartition("=")[2], recursive=True):  # NAME=PATH
+            label, _, path = source.partition("=")
+            places = [source, path] if re.fullmatch(r"\w[\w.+-]*", label) else [source]  # NAME=PATH, as shard.py has it
+            if "demo" not in places and not any(glob.glob(place, recursive=True) for place in places):
                 yield f"--text {source}: no such file or folder"
         if job.step == wanted.first and job.step in ("finetune", "gather") and not Path(run).exists():
             yield f"--run {run}: no such folder; name a trained run, or train it first: --from pretrain"

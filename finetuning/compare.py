@@ -77,9 +77,10 @@ def build_table(folders: tuple[Path, ...]) -> Group:
     table, notes = make_table("task", "metric", *(f">{name}" for name in figures)), []
     for task in dict.fromkeys(task for results in every for task in results):
         found = [results.get(task) for results in every]
-        metric = next(result.metric for result in found if result)
-        baseline = next((result.baseline for result in found if result and result.baseline), None)
-        cheaper = [format_percent(baseline.get_score(metric) if baseline else None)] * has_baseline
+        first = next(filter(None, found))
+        metric, baselines = first.metric, (result.baseline for result in found if result and result.baseline)
+        alike = (each.get_score(metric) for each in baselines if each.data.items() <= first.data.items())
+        cheaper = [format_percent(next(alike, None))] * has_baseline
         table.add_row(task, metric, *cheaper, *_spell_scores(found, bool(find_unlike(found[0], found[-1]))))
         for name, other in zip(names[1:], found[1:], strict=True):
             unlike = find_unlike(found[0], other)

@@ -55,7 +55,9 @@ class Ragged:
 
     @property
     def lengths(self) -> Array:
-        return np.asarray(np.diff(self.ends, prepend=0))
+        lengths: Array = self.ends.copy()  # by `np.diff` it takes five times as long for a row
+        lengths[1:] -= self.ends[:-1]
+        return lengths
 
     def row(self, number: int) -> Array:
         return self.values[self.ends[number - 1] if number else 0 : self.ends[number]]
@@ -97,6 +99,8 @@ class Encoded:
 
     def take(self, numbers: Array) -> Encoded:
         """Returns these items, in this order."""
+        if len(self) == len(numbers) == 1:
+            return self
         rows = (numbers[:, None] * self.choices + np.arange(self.choices)).reshape(-1)
         pieces, second = self.sequences
         labels, words = (None if each is None else each.take(numbers) for each in (self.labels, self.words))
@@ -115,11 +119,11 @@ class Items(Protocol):
 
 
 class Cutter:
-    """Cuts texts into the pieces of a vocabulary, as its tokenizer in transformers does."""
+    """Cuts texts into the pieces of a vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary, self.special = vocabulary, vocabulary.special
-        self._pipeline = vocabulary.pipeline()
+        self._pipeline = vocabulary.text_pipeline()
         self._lock = threading.Lock()
 
     @cached_property

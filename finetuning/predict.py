@@ -41,14 +41,15 @@ from data_prep.common.errors import UserError, quote
 from data_prep.common.files import absence, replacing
 from data_prep.common.flags import read_flags
 from data_prep.common.outputs import making, refuse_inputs
-from data_prep.common.terminal import run_curable
+from data_prep.common.terminal import is_terminal, run_curable
 from data_prep.readers.formats.jsonl import parse_object
 from data_prep.readers.reader import group_rows
 from data_prep.readers.tables import decode_lines, open_parquet, parse_csv, told_at
-from finetuning.flags import STANDARD_INPUT, Format, Predict
-from finetuning.prediction import Answer, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
+from finetuning.flags import STANDARD_INPUT, Format, Numbers, Predict
+from finetuning.prediction import Answer, FineTuned, Predictor, Row, TextEmbedder, Texts, find_fine_tuned, load
 from finetuning.vectors import CHARACTERS, ROWS, VectorFile
 from pretraining.checkpoint.record import list_finished
+from pretraining.engine.precision import choose_dtype, name_dtype
 
 FORMATS: dict[str, Format] = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 """The format of a file by its ending."""
@@ -76,7 +77,7 @@ def predict(wanted: Predict) -> None:
         return
     folder = find_fine_tuned(wanted.model)
     with open_out(wanted, [folder, *wanted.files]) as out:
-        model = load(folder, wanted.dtype)
+        model = load_and_tell(folder, wanted.dtype)
         names: list[str] = []
         for path in wanted.files:
             for answers in answer_file(model, path, wanted):
@@ -88,6 +89,15 @@ def predict(wanted: Predict) -> None:
                 out.flush()
 
 
+def load_and_tell(folder: Path, dtype: Numbers) -> Predictor:
+    """Loads a model, and says which numbers `auto` has chosen where a person looks."""
+    model = load(folder, dtype)
+    if dtype == "auto" and isinstance(model, FineTuned) and is_terminal(sys.stderr):
+        chosen = name_dtype(choose_dtype(dtype, model.device))
+        print(f"computing in {chosen}, which suits this machine", file=sys.stderr, flush=True)
+    return model
+
+
 def serve_rows(wanted: Predict, address: str) -> None:
     """Answers rows over HTTP until Ctrl-C."""
     from finetuning.server import open_server
@@ -96,7 +106,7 @@ def serve_rows(wanted: Predict, address: str) -> None:
     if given - {"model", "serve", "dtype"}:
         raise UserError("--serve takes rows from requests alone; leave out files and all flags but --dtype")
     server = open_server(address)
-    server.model = load(find_fine_tuned(wanted.model), wanted.dtype)
+    server.model = load_and_tell(find_fine_tuned(wanted.model), wanted.dtype)
     print("answering at http://{}:{}; Ctrl-C ends".format(*server.server_address), file=sys.stderr, flush=True)
     server.serve_forever()
 

@@ -12,6 +12,7 @@ folder of transformers gets the usual defaults.
 from __future__ import annotations
 
 import itertools
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +45,7 @@ from finetuning.tasks.swag import Endings
 from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.weights import Kind, TaskHead
 from pretraining.checkpoint.models import StoredModel
-from pretraining.engine.precision import choose_dtype
+from pretraining.engine.precision import choose_dtype, explain_slowness
 from pretraining.huggingface.folders import (
     CONFIG,
     TASK,
@@ -103,6 +104,9 @@ def load(folder: str | Path, dtype: Numbers = "auto", device: Device = "auto", g
 def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.dtype:
     """Chooses the numbers in which a model computes, but for those of layers in 8 bits."""
     if dtype != "int8":
+        if dtype == "bf16" and explain_slowness(dtype, where):
+            slow = "this processor emulates it, and takes 7 times as long as in fp32"
+            warnings.warn(f'dtype "bf16": {slow}; take "fp32" or "auto"', stacklevel=2)
         return choose_dtype(dtype, where)
     check_int8(where, shape)
     return choose_dtype("fp32" if can_multiply(BYTES) else "auto", where)
@@ -233,8 +237,9 @@ class FineTuned(Predictor):
         """Computes the logits of items, in batches of sequences of like lengths."""
         device = CPU if isinstance(self.model, ServedModel) else self.device  # it copies batches itself
         parts = list(iterate_logits(self.model.logits, self.head.kind, items, device))
-        nothing = Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
-        return sort_outputs(parts) if parts else nothing
+        if not parts:
+            return Ragged(np.empty((0, self.head.outputs), np.float32), np.empty(0, np.int64))
+        return sort_outputs(parts)
 
     @abstractmethod
     def make_items(self, rows: Sequence[Texts]) -> Items:

@@ -14,6 +14,7 @@ OUT/sst2/
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -104,14 +105,14 @@ class Baseline(SplitScores):
     """As in the begun.json of the runs."""
 
     def get_score(self, metric: str) -> float:
-        """Returns a figure of the first split."""
-        return next(iter(self.scores.values()))[metric]
+        """Returns a figure of the first split; NaN if unknown."""
+        return next(iter(self.scores.values())).get(metric, math.nan)
 
-    @classmethod
-    def find(cls, folder: Path, data: dict[str, str]) -> Baseline | None:
-        """Reads the baseline of a task's folder; None if there is none, or one of other data."""
-        found = cls.read(folder / BASELINE)
-        return found if found and found.data == data else None
+    def compare(self, result: TaskResult) -> str:
+        """Says whether it is better than the best run by more than the standard errors of both."""
+        more = self.get_score(result.metric) - (math.nan if result.score is None else result.score)
+        chance = math.hypot(result.chance or 0.0, self.get_spread(result.first_split, result.metric) or 0.0)
+        return ", within chance of the best run" if abs(more) <= chance else ", better than the best run" * (more > 0)
 
 
 class ModelScores(SplitScores):

@@ -32,7 +32,7 @@ class RunTask(TaskFlags):
 
     def suite(self) -> Suite:
         """Names the recipes: vectors are trained with other values than the rest."""
-        of_vectors = {read_own(task).kind == "embeddings" for task in self.tasks}
+        of_vectors = {own.kind == "embeddings" for own in check_all(*(partial(read_own, task) for task in self.tasks))}
         if len(of_vectors) == 2:
             raise UserError('tasks of kind = "embeddings" have a recipe of their own; give them in another command')
         return Suite("own", "embeddings") if True in of_vectors else super().suite()

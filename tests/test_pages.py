@@ -49,11 +49,7 @@ def fill(folder: Path) -> Path:
     """Makes a folder with what the pages speak of."""
     write_wiki(folder / "wiki")
     write_wiki(folder / "sample", documents=20)
-    (folder / "books").mkdir()
-    for number in range(4):
-        (folder / "books" / f"novel-{number}.txt").write_text(
-            "It was a dark night.\n\nThe wind blew. Nobody came.\n" * 99
-        )
+    write_wiki(folder / "books", seed=2)
     (folder / "questions.txt").write_text("where is the river?\nwho lives there?\n")
     (folder / "texts.txt").write_text("the river is wide\na house\n")
     pairs = [{"question": f"who is {number}?", "passage": f"{number} lives there"} for number in range(40)]

@@ -258,10 +258,10 @@ def compute_shares(pieces: Mapping[str, int], limits: Mapping[str, float]) -> di
         limited |= over
 
 
-def find_copied_texts(digests: Iterable[Array]) -> tuple[int, ...]:
-    """Lists the digests that several documents have."""
-    different, counts = np.unique(np.concatenate([*digests]), return_counts=True)
-    return tuple(different[counts > 1].tolist())
+def find_copied_texts(digests: Iterable[Array], groups: Iterable[Array]) -> tuple[int, ...]:
+    """Lists the digests of documents that are in a group with others; those of a group have one number in `groups`."""
+    _, home, counts = np.unique(np.concatenate([*groups]), return_inverse=True, return_counts=True)
+    return tuple(np.unique(np.concatenate([*digests])[counts[home] > 1]).tolist())
 
 
 def divide_passages(

@@ -52,7 +52,7 @@ def _corpus_rows(manifest: Manifest) -> Iterator[tuple[str, ...]]:
         weights = ", ".join(f"{name} {weight:g} times" for name, weight in manifest.settings.weight.items())
         yield "  weighed", f"{corpus.weighed:,}", f"rows of documents once they are repeated: {weights}"
     for what, count in sorted(corpus.no_text.items()):
-        yield "  no text", f"{count:,}", f"{what}, left out as no text"
+        yield "  no text", f"{count:,}", what
     unreadable = len(corpus.unreadable)
     if again := len(corpus.skipped) - unreadable:
         yield "  named again", f"{again:,}", "other names of files that were read, left out"
@@ -126,7 +126,7 @@ def describe_held_out(manifest: Manifest) -> str:
     examples = _counts_of_lengths(_validation_examples(manifest))
     share = f"{format_percent(_validation_share(manifest))} of the text ({format_percent(asked)} asked for)"
     what = "for validation" if corpus.passages is None else "passages for validation, out of all documents"
-    leak = "; near copies of it may be in training (--near-copies 0.8 leaves them out)"
+    leak = "; near copies of it may be in training (--near-copies 0.8 prevents that)"
     return f"{what}, {share}; examples: {examples}" + leak * (corpus.near_copies is None)
 
 

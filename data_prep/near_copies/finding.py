@@ -19,11 +19,13 @@ import itertools
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
 from data_prep.arrow_files import map_batches
+from data_prep.common.arrays import Array
 from data_prep.common.files import replacing, write_csv
 from data_prep.near_copies import candidates, signatures
 from data_prep.near_copies.candidates import ComparedRecord
@@ -32,23 +34,25 @@ from data_prep.running import Runner, Step
 from data_prep.shards import NEAR_REPORT, WORK
 from data_prep.vocabulary.tokens import list_token_files
 from data_prep.vocabulary.vocabulary import Vocabulary
-from data_prep.work import Record, TokensRecord
+from data_prep.work import Record, Records, TokensRecord
 
 NEAR_COPIES = f"{WORK}/near-copies.u8"  # a byte for each document: whether it is a near copy of an earlier one
 COLUMNS = ("jaccard", "source", "id", "title", "earlier source", "earlier id", "earlier title")
 EXAMPLES = 20  # near copies in the report
-FOUND = "near-found"
-"""Name under which it is recorded that near copies are marked and the report is written."""
+GROUPS = f"{WORK}/near-groups.u64"  # the digests by which documents are held out for validation
+LOOSE = 0.5
+"""Jaccard index from which documents that stay are on the same side of validation."""
+FOUND, GROUPED = "near-found", "near-grouped"
+"""Names under which it is recorded that near copies are marked and the report is written, and that GROUPS is."""
 
 SIGN = Step(signatures.STEP, sign, Record, "pieces")
 FIND = Step(candidates.FIND_STEP, candidates.find_candidates, Record, "keys")
 COMPARE = Step(candidates.COMPARE_STEP, candidates.compare, ComparedRecord, "documents")
+Tokens: TypeAlias = Iterable[TokensRecord]
 NEAR_STEPS = (SIGN.name, FIND.name, COMPARE.name)
 
 
-def mark_near_copies(
-    runner: Runner, tokens: Iterable[TokensRecord], vocabulary: Vocabulary, threshold: float | None
-) -> None:
+def mark_near_copies(runner: Runner, tokens: Tokens, vocabulary: Vocabulary, threshold: float | None) -> None:
     """Marks in NEAR_COPIES every document that is a near copy of an earlier one, and writes the report.
 
     Nothing is done where no threshold is given.
@@ -57,16 +61,41 @@ def mark_near_copies(
         return
     work = runner.work
     if not work.is_finished(FOUND):
-        list_token_files(work.out, PATH, tokens)
-        parts, banding = read_stretches(work.out), choose_banding(threshold)
-        runner.run(SIGN, partial(make_sign_tasks, work.out, parts, banding, vocabulary.sha256))
-        found = runner.run(FIND, partial(candidates.make_find_tasks, work.out, banding.bands * parts.num_documents))
-        options = len(found.places), threshold, vocabulary.sha256
-        near = runner.run(COMPARE, partial(candidates.make_compare_tasks, work.out, parts, *options))
+        parts, near = _search(runner, tokens, vocabulary, threshold)
         _write_marks(work.out, parts, near)
         _write_report(work.out, parts, near)
         work.finish(FOUND)
     work.forget(*NEAR_STEPS)
+
+
+def group_near_copies(runner: Runner, tokens: Tokens, vocabulary: Vocabulary, digests: Iterable[Array]) -> None:
+    """Writes into GROUPS the digest of every document, or that of an earlier one that has LOOSE in common with it."""
+    work = runner.work
+    if not work.is_finished(GROUPED):
+        work.undo(*NEAR_STEPS)  # what they found before is in NEAR_COPIES
+        with replacing(work.out / GROUPS) as file:
+            file.writelines(part.tobytes() for part in digests)
+        groups = np.memmap(work.out / GROUPS, np.uint64, "r+")
+        for record in _search(runner, tokens, vocabulary, LOOSE)[1]:
+            batch = map_batches(work.out / record.path).get_batch(0)
+            for later, earlier in zip(*(batch[name].to_pylist() for name in ("later", "earlier")), strict=True):
+                groups[later] = groups[earlier]
+        groups.flush()
+        work.finish(GROUPED)
+    work.forget(*NEAR_STEPS)
+
+
+def _search(
+    runner: Runner, tokens: Tokens, vocabulary: Vocabulary, threshold: float
+) -> tuple[Stretches, Records[ComparedRecord]]:
+    """Finds near copies by the three steps."""
+    folder = runner.work.out
+    list_token_files(folder, PATH, tokens)
+    parts, banding = read_stretches(folder), choose_banding(threshold)
+    runner.run(SIGN, partial(make_sign_tasks, folder, parts, banding, vocabulary.sha256))
+    found = runner.run(FIND, partial(candidates.make_find_tasks, folder, banding.bands * parts.num_documents))
+    options = len(found.places), threshold, vocabulary.sha256
+    return parts, runner.run(COMPARE, partial(candidates.make_compare_tasks, folder, parts, *options))
 
 
 def _write_marks(folder: Path, parts: Stretches, near: Iterable[ComparedRecord]) -> None:

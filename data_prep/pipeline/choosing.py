@@ -4,7 +4,7 @@ unique     copies of earlier documents are left out             where --drop-cop
 distinct   near copies of earlier documents are left out        --near-copies
 limited    documents are left out of a source that is too large  --max-share
 passages   are cut out for validation                           where documents are too few to hold some out
-(split)    documents are held out for validation
+(split)    documents are held out for validation, those with much in common together  with --near-copies
 weighed    documents for training are repeated, or left out     --weight
 
 The files that are kept stay as they are: what changes is written anew, into the work folder.
@@ -29,8 +29,8 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import FileRecord, replacing
 from data_prep.examples import sifting
 from data_prep.examples.parts import HELD_OUT, PARTS
-from data_prep.examples.sifting import SiftTask
-from data_prep.near_copies.finding import mark_near_copies
+from data_prep.examples.sifting import ROWS, SiftTask
+from data_prep.near_copies.finding import GROUPS, LOOSE, group_near_copies, mark_near_copies
 from data_prep.running import Runner, Step
 from data_prep.settings import Settings
 from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, WORK
@@ -79,8 +79,11 @@ class Choosing:
     def choose(self, tokens: Tokens) -> Chosen:
         """Leaves out, cuts, holds out and repeats documents by the settings; writes the tables that examples read."""
         require_text(tokens)
-        for leave_out in (self._drop_copies, self._drop_near_copies, self._limit_shares, self._cut_passages):
+        for leave_out in (self._drop_copies, self._drop_near_copies, self._limit_shares):
             tokens = leave_out(tokens)
+        if self._has_groups:
+            group_near_copies(self.runner, tokens, self.vocabulary, self._digests(tokens))
+        tokens = self._cut_passages(tokens)
         if not self.runner.work.is_finished(SPLIT):
             self._save(HELD_OUT_ONCE, self._hold_out(tokens))
             self.runner.work.finish(SPLIT)
@@ -120,6 +123,18 @@ class Choosing:
             if record.documents:  # a copy, so that the file is not mapped on
                 yield np.array(map_batches(self.folder / record.path).get_batch(0)["digest"])
 
+    @property
+    def _has_groups(self) -> bool:
+        """Tells whether documents that have much in common are held out together."""
+        return self.settings.validation > 0 and (self.settings.near_copies or 0) > LOOSE
+
+    def _grouped_digests(self, tokens: Tokens) -> Iterator[Array]:
+        """Goes through the digests of all documents, of which a group has the same one."""
+        if not self._has_groups:
+            return self._digests(tokens)
+        groups = np.memmap(self.folder / GROUPS, np.uint64, "r")
+        return (groups[at : at + ROWS] for at in range(0, len(groups), ROWS))
+
     def _drop_copies(self, tokens: Tokens) -> Tokens:
         if not self.settings.drop_copies:
             return tokens
@@ -153,7 +168,7 @@ class Choosing:
         passages = sifting.choose_passages(num_documents, num_sentences, s.validation, s.seed)
         if not passages:
             return tokens
-        copied = sifting.find_copied_texts(self._digests(tokens))
+        copied = sifting.find_copied_texts(self._digests(tokens), self._grouped_digests(tokens))
         return self._sift(CUT_PASSAGES, tokens, lambda: sifting.divide_passages(tokens, passages, copied))
 
     def _hold_out(self, tokens: Tokens) -> Array:
@@ -162,7 +177,7 @@ class Choosing:
         if any(record.books is not None for record in tokens):
             return _numbers_of_rows(tokens)
         num_documents = sum(record.documents for record in tokens)
-        return sifting.choose_held_out(lambda: self._digests(tokens), num_documents, s.validation, s.seed)
+        return sifting.choose_held_out(lambda: self._grouped_digests(tokens), num_documents, s.validation, s.seed)
 
     def _weigh(self, tokens: Tokens, held_out: Array) -> tuple[Tokens, Array]:
         """Repeats documents for training; returns what comes of them, and the numbers of those held out then."""

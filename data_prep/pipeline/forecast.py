@@ -192,7 +192,7 @@ def plan_steps(settings: Settings, costs: Costs, amount: Amount, parts: int) -> 
         return found
     text += amount.taken
     if settings.near_copies is not None:
-        for step in NEAR_STEPS:
+        for step in NEAR_STEPS * (1 + (settings.validation > 0)):  # once more for what is held out together
             expect(step, min(parts, MOST_STRETCHES), tokens + sum(map(estimate_size, NEAR_STEPS)))
         tokens += estimate_size(ENCODE.name)  # what is left of a file is another one
     text *= amount.repeated

@@ -21,7 +21,7 @@ from data_prep.common.errors import UserError, quote
 from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.inspection.figures import describe_vocabulary_size
-from data_prep.near_copies.finding import FOUND
+from data_prep.near_copies.finding import FOUND, GROUPED
 from data_prep.origins import COUNTS, TAKE, Faults, describe_damage, make_kept_file, sum_counts, sum_filtered
 from data_prep.pipeline.choosing import MARKED, SPLIT, Chosen
 from data_prep.pipeline.forecast import rehearse
@@ -142,7 +142,7 @@ class Pipeline:
         print_line(self.console, f"changed since the run began: {names[0]}{others}; {kept_as_far}")
         kept = (READ.name, COUNT.name, ENCODE.name)
         self.work.reopen(*kept)
-        self.work.undo(MARKED, FOUND, SPLIT, *(step for step in self.work.list_steps() if step not in kept))
+        self.work.undo(MARKED, FOUND, GROUPED, SPLIT, *(step for step in self.work.list_steps() if step not in kept))
         self.work.remove_shards(self.settings.lengths)
 
     def _run_steps(self) -> Manifest:

@@ -127,7 +127,7 @@ def extract(task: ExtractTask) -> DocumentsRecord:
         replaced=problems.num_replaced,
         filtered=sieve.record(),
         empty=empty,
-        no_text={f"{task.bundle.format} {what}": count for what, count in problems.no_text.items()},
+        no_text={f"{task.bundle.format}: {what}": count for what, count in problems.no_text.items()},
     )
 
 

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 
 from data_prep.common.errors import UserError
@@ -30,7 +31,7 @@ class Listing:
     unreadable: dict[str, UnreadableError] = field(default_factory=dict)
     """Links to nothing or in a circle, and folders that may not be listed."""
     aside: set[str] = field(default_factory=set)
-    """Files and folders below the named ones whose names begin with `_`."""
+    """Files and folders below the named ones, or found by a glob, whose names begin with `_`."""
 
 
 def list_files(arguments: Iterable[str], out: Path | None, problems: Problems) -> Listing:
@@ -80,12 +81,17 @@ def _refuse_within(out: Path, arguments: list[str]) -> None:
 
 
 def _expand(path: str, listing: Listing) -> set[str]:
-    """Lists the files that a path or glob stands for; leaves out hidden ones in folders, and those with a _ first."""
+    """Lists the files of a path or glob, but for hidden ones and those with a _ first that it does not name."""
     found = [path] if os.path.lexists(path) else glob.glob(path, recursive=True)
     if not found:
         raise UserError(f"--docs {path}: {absence(Path(path), 'file or folder')}")
     files: set[str] = set()
+    named = [part for part in Path(path).parts if part.startswith(SET_ASIDE)]
     for place in found:
+        parts = [part for part in Path(place).parts if part.startswith(SET_ASIDE)]
+        if place != path and not all(any(fnmatch(part, one) for one in named) for part in parts):
+            listing.aside.add(place)
+            continue
         files.update(_walk(place, listing) if os.path.isdir(place) else [str(Path(place))])
     if not files and not listing.unreadable:
         raise UserError(f"--docs {path}: an empty folder")

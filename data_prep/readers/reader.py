@@ -158,5 +158,6 @@ class Options:
         """Makes the error for a record without a text in its field; it suggests the field with the longest text."""
         sizes = {name: len(value) for name, value in fields.items() if isinstance(value, str | bytes)}
         likely = max(sizes, key=sizes.__getitem__, default="FIELD")
-        what = f"{where}: no text in a field {self.text_field!r}; there is: {', '.join(fields) or 'none'}"
+        fault = "the field {!r} holds no text" if self.text_field in fields else "no text in a field {!r}"
+        what = f"{where}: {fault.format(self.text_field)}; there is: {', '.join(fields) or 'none'}"
         return UnreadableError(what, f"--text-field {quote(f'{self.source}={likely}')} names the field with the text")

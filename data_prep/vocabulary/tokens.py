@@ -191,7 +191,7 @@ def _load_encoder(folder: Path, cased: bool, sha256: str) -> tuple[Vocabulary, T
     """Loads a vocabulary and its encoder, which keeps the words that it has cut; a worker loads them once."""
     vocabulary = load_vocabulary(folder, cased)
     assert vocabulary.sha256 == sha256
-    return vocabulary, vocabulary.encoder(cuts_long=True)
+    return vocabulary, vocabulary.encoder()
 
 
 def _view_sentences(documents: pa.ListArray, has_blanks: bool) -> tuple[Array, Array]:

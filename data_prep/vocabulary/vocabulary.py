@@ -130,12 +130,13 @@ class Vocabulary(ABC):
     def pipeline(self) -> Tokenizer:
         """Builds the tokenizer. It takes the special pieces in a text for text."""
 
-    def encoder(self, cuts_long: bool = False) -> TextEncoder:  # noqa: ARG002 - most kinds spell any word
-        """Makes an encoder of many texts; a kind may have a faster one, which has to give the same ids.
+    def text_pipeline(self) -> Tokenizer:
+        """Builds the tokenizer for text of any language; a kind may cut what `pipeline` takes for one unknown word."""
+        return self.pipeline()
 
-        `cuts_long`: cuts words that are unknown for their length alone, as the text of shards has them.
-        """
-        return PipelineEncoder(self.pipeline())
+    def encoder(self) -> TextEncoder:
+        """Makes an encoder of many texts; a kind may have a faster one, with the ids of `text_pipeline`."""
+        return PipelineEncoder(self.text_pipeline())
 
     @abstractmethod
     def find_replaced(self, pieces: Sequence[str]) -> list[list[int]]:

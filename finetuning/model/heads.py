@@ -162,15 +162,16 @@ class TaskModel(Encoder):
         if self.kind == "spans":
             return apply_in_fp32(self.head, pooled)
         if self.kind == "tags":
-            return apply_in_fp32(self.head, self._drop(pooled, batch, batch.words))
-        logits = apply_in_fp32(self.head, self._drop(pooled, batch, self.sequence_places(batch)))
+            return apply_in_fp32(self.head, self._drop(pooled, batch))
+        logits = apply_in_fp32(self.head, self._drop(pooled, batch))
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 
-    def _drop(self, x: Tensor, batch: TaskBatch, rows: Tensor) -> Tensor:
+    def _drop(self, x: Tensor, batch: TaskBatch) -> Tensor:
         """Applies dropout before the head, with the same keys as in the layers."""
         if not self.training:
             return x.contiguous()
         hidden, _ = self.make_dropouts(batch)
+        rows = batch.words if self.kind == "tags" else self.sequence_places(batch)
         keys = hidden.keys[rows] if len(hidden.keys) else hidden.keys
         return drop(x.contiguous(), Dropout(hidden.probability, keys, SITES * (len(self.layers) + 1)))
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from data_prep.common.errors import UserError
 from finetuning.model.heads import TaskBatch, TaskModel
+from pretraining.answering.one_call import BYTES, PANEL, can_multiply, fits_panels
 from pretraining.architectures.declaration import find_architecture, serve_encoder
 from pretraining.architectures.weights import Kind
 from pretraining.devices import cpu_has_int8
@@ -131,11 +132,12 @@ class Graphs:
 def check_int8(device: torch.device, shape: Shape) -> None:
     """Raises UserError where int8 products are not available."""
     kind = find_architecture(shape.architecture)
-    has_code = cpu_has_int8() and kernels.usable(torch.zeros(1))
+    has_code = kernels.usable(torch.zeros(1)) and (cpu_has_int8() or (fits_panels(shape) and can_multiply(BYTES)))
     if kind.find_server() is None or device.type != "cpu" or not has_code:
         raise UserError(
-            'dtype "int8": needs a CPU with products of bytes, a C++ compiler, and an architecture with layers in 8 '
-            f'bits, as BERT; not on {device.type} for {kind.title} here; take "bf16", "fp32" or "auto"'
+            'dtype "int8": needs a CPU with products of bytes (VNNI; or AVX2, where heads and layers are multiples of '
+            f"{PANEL}), a C++ compiler, and an architecture with layers in 8 bits, as BERT; not on {device.type} for "
+            f'{kind.title} here; take "bf16", "fp32" or "auto"'
         )
 
 

@@ -18,7 +18,7 @@ from finetuning.inputs import Items
 from finetuning.model.contrastive import VectorModel
 from finetuning.model.features import LAST_FOUR, EncoderWeights, FeatureModel
 from finetuning.model.heads import TaskModel
-from finetuning.results import MODEL, RESULTS, Begun
+from finetuning.results import BASELINE, MODEL, RESULTS, Baseline, Begun
 from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
@@ -60,6 +60,11 @@ class Run:
     @property
     def is_done(self) -> bool:
         return (self.folder / RESULTS).exists()
+
+    def find_baseline(self) -> Baseline | None:
+        """Reads the baseline of its task; None if there is none, or one of other data, or the settings leave it out."""
+        found = None if self.settings.no_baseline else Baseline.read(self.folder.parent / BASELINE)
+        return found if found and found.data == self.begun.data else None
 
 
 @dataclass(frozen=True)

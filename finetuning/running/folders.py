@@ -20,7 +20,7 @@ from data_prep.vocabulary.source import read_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.model.features import FeatureModel
 from finetuning.model.heads import TaskModel, compute_logits
-from finetuning.results import MODEL, PREDICTIONS, Baseline, ModelScores
+from finetuning.results import MODEL, PREDICTIONS, ModelScores
 from finetuning.running.base import Base, Run, find_model, summarize_model
 from finetuning.running.outputs import Outputs
 from finetuning.settings import BiLstm, Features, FineTuning
@@ -64,7 +64,7 @@ def _write_fine_tuned(
 ) -> None:
     """Writes a folder of transformers, and checks that it reads back with the same logits."""
     head, settings, vocabulary = run.task.head, run.settings, base.model.vocabulary
-    baseline = Baseline.find(run.folder.parent, run.begun.data)
+    baseline = run.find_baseline()
     made = TaskProvenance(
         run.task.name,
         summarize_model(base.model),

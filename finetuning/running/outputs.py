@@ -104,13 +104,13 @@ def _gather_parts(own: list[tuple[Array, Ragged]]) -> list[tuple[Array, Ragged]]
     return [(each["numbers"], Ragged(each["values"], each["ends"])) for each in found]
 
 
-@torch.no_grad()
 def iterate_logits(
     forward: Forward, kind: Kind, items: Items, device: torch.device, rank: int = 0, ranks: int = 1
 ) -> Iterator[tuple[Array, Ragged]]:
     """Yields the logits of this rank's items, in batches of sequences of like lengths, with the items' numbers."""
     for numbers, batch in make_evaluation_batches(items, rank, ranks):
-        values = forward(batch.to(device)).float().cpu().numpy()
+        with torch.no_grad():
+            values = forward(batch.to(device)).float().cpu().numpy()
         yield numbers, Ragged(values, np.cumsum(batch.count_rows(kind), dtype=np.int64))
 
 
@@ -170,18 +170,18 @@ def write_baseline(run: Run) -> Iterator[str]:
     """Scores the baseline of the task of a run that trains, and writes it into the task's folder, unless it is there
     for this data; yields lines for the user. It never fails the command."""
     task, folder, data, began = run.task, run.folder.parent, run.begun.data, time.monotonic()
-    if not run.trains or Baseline.find(folder, data):
+    if not run.trains or run.find_baseline():
         return
     try:
-        found = task.answer_by_baseline()
-    except (ImportError, ValueError) as error:  # no word in any text
-        cure = "; pip install scikit-learn" * isinstance(error, ImportError)
-        yield f"{task.name}: no baseline: {error}{cure}"
-        return
-    if found is not None:
-        how, outputs = found
+        how, outputs = task.answer_by_baseline() or ("", {})
+        if not how:
+            return
         scored = add_certainty(task, score_splits(task, outputs), outputs)
         Baseline(how=how, data=data, **scored.get_figures()).write(folder / BASELINE)
+    except Exception as error:  # no word in any text, too little memory, a full disk: the runs are worth more
+        cure = "; pip install scikit-learn" * isinstance(error, ImportError)
+        yield f"{task.name}: no baseline: {type(error).__name__}: {error}{cure}"
+    else:
         yield f"{task.name}: baseline, {how}: {describe(scored, task.metric)}  ({duration(time.monotonic() - began)})"
 
 

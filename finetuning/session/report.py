@@ -22,14 +22,13 @@ from data_prep.common.terminal import make_table
 from finetuning.averages import collect_averages, compute_averages
 from finetuning.files.splits import FOLDERS
 from finetuning.inputs import Items
-from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, Baseline, RunResult, TaskResult, format_percent
+from finetuning.results import AVERAGES, MODEL, PREDICTIONS, RESULTS, RunResult, TaskResult, format_percent
 from finetuning.running.base import Run
 from finetuning.running.batches import TrainingBatches
 from finetuning.running.records import describe
 from finetuning.running.search import find_best, identify_unlabelled, read_begun, read_results, remove_worse_models
 from finetuning.session.workers import MachineShare
 from finetuning.settings import FineTuning, Varies
-from finetuning.tasks.task import Task
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 from pretraining.huggingface.folders import read_task
 from pretraining.reporting.figures import BLUE, GREY, draw, new_figure, smooth
@@ -82,9 +81,10 @@ def describe_outcome(result: RunResult) -> str:
     return f"{describe(result, result.metric)}{took}{doubt}"
 
 
-def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskResult:
-    """Moves the best run's model and predictions beside the runs, and writes the results of the task; `data` identifies
-    the items that its runs were begun with."""
+def write_task_results(run: Run) -> TaskResult:
+    """Moves the best run's model and predictions beside the runs, and writes the results of the task of any of its
+    runs."""
+    task, folder = run.task, run.folder.parent
     remove_worse_models(folder)
     runs = read_results(folder)
     for name in runs:  # of a run that was killed when it had its results
@@ -108,12 +108,12 @@ def write_task_results(task: Task, folder: Path, data: dict[str, str]) -> TaskRe
         median=median(scores) if scores else None,
         spread=[min(scores), max(scores)] if scores else None,
         **kept.get_figures(),
-        data=data,
+        data=run.begun.data,
         unanswered=[] if best is None else late,
         degenerate=[name for name, result in runs.items() if result.degenerate],
         failed=[name for name, result in runs.items() if result.failed],
         runs=runs,
-        baseline=Baseline.find(folder, data),
+        baseline=run.find_baseline(),
     )
     result.write(folder / RESULTS)
     return result
@@ -181,8 +181,7 @@ def build_summary(results: Sequence[TaskResult], out: Path, every: Sequence[Task
     yield from describe_averages(every)
     for result in results:
         if result.baseline:
-            is_better = result.score is not None and result.baseline.get_score(result.metric) > result.score
-            yield f"{result.task}: baseline: {result.baseline.how}{', better than the best run' * is_better}"
+            yield f"{result.task}: baseline: {result.baseline.how}{result.baseline.compare(result)}"
     models = [out / result.task for result in results if (out / result.task / MODEL).exists()]
     for result in results:
         if result.unanswered:

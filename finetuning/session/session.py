@@ -170,8 +170,11 @@ class Session:
                     stack.enter_context(locked(self.out / LOCK, f"--out {self.out}", workers.BUSY))
                     self.ending.record_in(self.out)
                     write_json(self.out / PLAN, {task: [run.name for run in runs] for task, runs in self.runs.items()})
-                for runs in self.runs.values() if self.leads and not self.settings.no_baseline else ():
-                    for line in write_baseline(runs[0]):  # before the models, whose cards have it
+            for runs in self.runs.values() if not self.settings.no_baseline else ():
+                if control.decide(wrong=False, saving=0.0):  # the first run hears it too, and saves
+                    break
+                with shared_errors():
+                    for line in write_baseline(runs[0]) if self.leads else ():  # before the models, whose cards have it
                         self._print(line)
             jobs = self.sharing.jobs
             set_arithmetic(self.settings.precision, self.settings.compute, device)
@@ -230,10 +233,7 @@ class Session:
 
     def _write_results(self) -> None:
         """Writes, draws and prints the results of all tasks."""
-        results = [
-            report.write_task_results(task, self.out / task.name, self.runs[task.name][0].begun.data)
-            for task in self.tasks
-        ]
+        results = [report.write_task_results(self.runs[task.name][0]) for task in self.tasks]
         every = report.read_all_results(results, self.out, self.base.identity)
         report.write_results(every, self.out)
         warnings = chain(*(report.draw_task(self.out / result.task, result) for result in results))

@@ -22,7 +22,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.errors import Checks, UserError, check_all
 from data_prep.common.files import absence
 from data_prep.common.locks import LOCK
-from data_prep.common.reading import Form, read_settings
+from data_prep.common.reading import Form, read_file, read_settings
 from data_prep.common.sections import Section
 from data_prep.readers.tables import TextTable, read_table
 from finetuning.files.splits import name_files
@@ -167,11 +167,16 @@ def _read_items(own: OwnTask, tables: Tables, setup: Setup, trained: TaskHead | 
 
 
 def read_own(path: Path) -> OwnTask:
-    """Reads the file of a task, and reports all its faults at once."""
+    """Reads the file of a task, and reports all its faults at once, with the files that are missing."""
     if not path.is_file():
         raise UserError(f"{path}: {absence(path)}; a task says its name, kind, train, text and label in a TOML file")
     form = Form(OwnTask, path.parent)
-    return read_settings(form, path, find_faults=lambda own: [fault for holds, fault in _check_keys(own) if not holds])
+    try:
+        return read_settings(form, path, find_faults=lambda own: [fault for ok, fault in _check_keys(own) if not ok])
+    except UserError as error:
+        named = map(read_file(form, path).get, ("train", "dev", "test"))
+        missing = (at for file in named if isinstance(file, str) and not (at := path.parent / file).exists())
+        raise UserError("\n".join([str(error), *(f"{at}: {absence(at)}" for at in missing)])) from error
 
 
 def _check_keys(own: OwnTask) -> Checks:

@@ -114,11 +114,12 @@ class SentenceTask(Task):
         return replace(seen, counts=dict(zip(names, many.tolist(), strict=False)))  # choices have no names
 
     def answer_by_baseline(self) -> tuple[str, dict[str, Ragged]] | None:
-        """Fits a linear model to words, or measures the overlap of pairs that have a score; None for other kinds."""
-        train = self.train
-        if self.head.kind not in ("classes", "labels", "score"):
-            return None
+        """Fits a linear model to words, and to the overlap of pairs; None for choices, and for vectors without
+        scores."""
+        train, kind = self.train, self.head.kind
         assert train.labels is not None
+        if kind == "choice" or (kind == "embeddings" and train.labels.shape[1] > 1):
+            return None
         asked = {split: items.texts for split, items in self.dev.items()}
         return baselines.answer_texts(self.head, train.texts, train.labels, asked)
 

@@ -75,12 +75,14 @@ def can_multiply(way: Way) -> bool:
 
 def find_way(encoder: Encoder, in_bytes: bool) -> Way | None:
     """Finds the format in which the kernels compute an encoder; None where they do not support its type or sizes."""
-    shape, weight = encoder.shape, encoder.embeddings.word.weight
-    fits = not any(size % PANEL for size in (shape.hidden // shape.heads, shape.intermediate))
-    if not fits or not kernels.usable(weight):
-        return None
+    weight = encoder.embeddings.word.weight
     way = BYTES if in_bytes else HALVES if weight.dtype == torch.bfloat16 else FLOATS
-    return way if can_multiply(way) else None
+    return way if kernels.usable(weight) and fits_panels(encoder.shape) and can_multiply(way) else None
+
+
+def fits_panels(shape: Shape) -> bool:
+    """Whether all weights of a layer are whole panels, and the heads too."""
+    return not any(size % PANEL for size in (shape.hidden // shape.heads, shape.intermediate))
 
 
 class OneCall:

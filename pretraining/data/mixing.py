@@ -238,7 +238,7 @@ class MixedOrder:
         """Returns the examples with the indices start … start+count-1."""
         chosen, begins = self._slots.take(start, count), self._offsets + self._slots.count(start)
         counts, parts = np.bincount(chosen), []
-        for corpus in np.flatnonzero(counts):
+        for corpus in np.flatnonzero(counts).tolist():
             for places in self._orders[corpus].find_places(int(begins[corpus]), int(counts[corpus])):
                 parts.append(places._replace(duplicate=places.duplicate + self._firsts[corpus]))
         back = np.argsort(np.argsort(chosen, kind="stable"))

@@ -90,7 +90,7 @@ class ShardPlaces(NamedTuple):
 
     duplicate: Array
     shard: Array
-    index: Array
+    place: Array
     """index in the shard"""
     rows: Array
     """number of rows of the shard"""
@@ -101,7 +101,7 @@ class ShardPlaces(NamedTuple):
 def permute_places(parts: Sequence[ShardPlaces]) -> Examples:
     """Permutes the rows of the shards of places, all at once: one call for many parts."""
     places = ShardPlaces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
-    return Examples(places.duplicate, places.shard, permute(places.index, places.rows, places.key))
+    return Examples(places.duplicate, places.shard, permute(places.place, places.rows, places.key))
 
 
 class Order:
@@ -114,7 +114,7 @@ class Order:
         self.sizes = [int(rows.sum()) for rows in self.rows]
         assert self.sizes, "no duplicate"
         assert all(0 < size <= LARGEST for size in self.sizes), f"examples of the duplicates: {self.sizes}"
-        self._starts = [0, *np.cumsum(self.sizes).tolist()]
+        self._starts: list[int] = [0, *np.cumsum(self.sizes).tolist()]
         self._shards = lru_cache(maxsize=2)(self._permute_shards)  # a batch may be in two epochs
 
     def epoch_start(self, epoch: int) -> int:

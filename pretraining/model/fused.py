@@ -144,9 +144,9 @@ def _look_up_shares(word: Tensor, pieces: Tensor, mesh: Mesh) -> Tensor:
 def _embed(word: Tensor, first: Tensor | None, second: Tensor | None, takes_rows: bool, *ids: Tensor) -> Forward:
     """Adds up gradients in fp32. PyTorch on a CPU adds them up in bf16, where large sums stop growing."""
     tables = [table for table in (first, second) if table is not None]
-    out = word[ids[0]]
+    out = F.embedding(ids[0], word)
     for table, places in zip(tables, ids[1:], strict=True):
-        out.add_(table[places])
+        out.add_(F.embedding(places, table))
     return out, ids, partial(_embed_backward, (len(word), *map(len, tables)), takes_rows)
 
 

@@ -48,9 +48,7 @@ def test_a_measurement_goes_on_after_a_stop(tmp_path: Path, monkeypatch: pytest.
     measure(wanted, console)
     assert len(trained) == 7, "each once, and the failed one again"
     found = read_results(tmp_path / "kept.json")
-    assert sorted({(row["seed"], row["wiki"]) for row in found["rows"]}) == [
-        (s, w) for s in (1, 2) for w in (20, 50, 80)
-    ]
+    assert sorted((row["seed"], row["wiki"]) for row in found["rows"]) == [*product((1, 2), (20, 50, 80))]
     assert "{ wiki = 0.8, books = 0.20 }" in trained
     [table] = summarise_mixtures(found)
     assert table.rows[0] == ["80 : 20", "50.0 (50.0, 50.0)", "10.500 (9.000, 12.000)", "9.500 (8.000, 11.000)"]

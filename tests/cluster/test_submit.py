@@ -116,6 +116,11 @@ def test_several_sources_and_globs_are_prepared_as_shard_py_takes_them(folder: P
     typed, submitted = calls(folder)
     assert typed == submitted
     assert submitted.endswith("cluster/prepare.slurm --docs wiki novels=books/*.txt --out data/both")
+    (folder / "lang=en").mkdir()
+    (folder / "lang=en" / "a.txt").write_text("Text.")
+    for source in ("en=lang=en/*.txt", "lang=en/*.txt", "lang=en", "demo", "own=demo"):
+        assert "prepare.slurm" in submit("--to", "prepare", "--shards", "data/x", "--text", source, "--dry-run")
+    assert "no such file" in submit("--to", "prepare", "--shards", "data/x", "--text", "a b=books", code=2)
 
 
 def test_a_table_is_an_array_of_shares_and_a_job_that_concludes(folder: Path, submit: Submit) -> None:

@@ -91,7 +91,7 @@ def test_what_a_second_name_of_a_file_and_a_list_for_a_text_cost(tmp_path: Path)
     assert once.documents == out.documents == 60
     assert once.skipped == ["some/b.jsonl: another name of some/a.jsonl"]
     assert out.unreadable == [
-        "some/c.parquet: no text in a field 'text'; there is: text",
+        "some/c.parquet: the field 'text' holds no text; there is: text",
         "some/d.csv: no text in a field 'text'; there is: id, body",
     ]
 

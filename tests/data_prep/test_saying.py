@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
+from unicodedata import category
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,6 +23,7 @@ from data_prep.pipeline.steps import Steps
 from data_prep.readers.sources import Bundle
 from data_prep.settings import Settings
 from data_prep.shards import KEPT, Manifest
+from data_prep.vocabulary.kinds.declaration import load_vocabulary
 
 
 def text(seed: int, sentences: int = 12) -> str:
@@ -154,18 +156,54 @@ def test_what_is_held_out(wiki: Path, tmp_path: Path) -> None:
     assert f"warning: validation has few examples, so its scores will be rough: {examples}; " in output
 
 
+def draw_words(draw: random.Random, count: int) -> list[str]:
+    return ["".join(draw.choices("abcdefghiklmnoprstu", k=draw.randint(2, 6))) for _ in range(count)]
+
+
+def change_words(draw: random.Random, words: list[str], count: int) -> list[str]:
+    """Changes some of the words; only so many in different places leave half of the shingles."""
+    places = draw.sample(range(len(words)), count)
+    return [draw_words(draw, 1)[0] if at in places else word for at, word in enumerate(words)]
+
+
+def in_sentences(words: list[str]) -> str:
+    return " ".join(f"{' '.join(words[at : at + 10]).capitalize()}." for at in range(0, len(words), 10))
+
+
+def list_held_out(folder: Path) -> tuple[set[int], set[int]]:
+    """Lists the ids of documents that validation has text of, and those that training has."""
+    ids = [int(row["id"]) for row in map_batches(folder / "documents.arrow").read_all().to_pylist()]
+    sides: tuple[set[int], set[int]] = set(), set()
+    for one in Manifest.read(folder).sets():
+        sides[not one.validation].update(ids[row["document"]] for row in read_examples(folder, one))
+    return sides
+
+
 def test_near_copies_may_be_on_both_sides_only_where_none_are_looked_for(tmp_path: Path) -> None:
-    texts = [f"{text(number, 12)} {end}" for number in range(100) for end in ("It ended so.", "It was over then.")]
-    docs = write_rows(tmp_path / "x.jsonl", texts)
-    leak = "near copies of it may be in training"
-    for name, words in {"all": [], "apart": ["--near-copies", "0.7"]}.items():
+    """Pairs that have less in common than is left out are held out or trained together."""
+    draw = random.Random(3)
+    first = [draw_words(draw, 60) for _ in range(100)]
+    pairs = [in_sentences(words) for one in first for words in (one, change_words(draw, one, 3))]
+    docs = write_rows(tmp_path / "x.jsonl", pairs)
+    leak = "near copies of it may be in training (--near-copies 0.8 prevents that)"
+    for name, words in {"all": [], "0.6": ["--near-copies", "0.6"], "0.95": ["--near-copies", "0.95"]}.items():
         said = " ".join(tell(tmp_path / name, "--docs", docs, *SHORT, "--validation", "0.2", *words).split())
-        rows = map_batches(tmp_path / name / "documents.arrow").read_all().to_pylist()
-        ids = [int(row["id"]) // 2 for row in rows]
-        sets = Manifest.read(tmp_path / name).sets()
-        held_out = {row["document"] for one in sets if one.validation for row in read_examples(tmp_path / name, one)}
-        split = {ids[number] for number in held_out} & {ids[n] for n in range(len(ids)) if n not in held_out}
-        assert (leak in said, bool(split)) == ((True, True) if name == "all" else (False, False))
+        held_out, trained = list_held_out(tmp_path / name)
+        split = {number // 2 for number in held_out} & {number // 2 for number in trained}
+        assert (leak in said, bool(split)) == (name == "all", name == "all")
+        assert name != "0.95" or len(held_out) == 40
+
+
+def test_no_passage_is_held_out_of_a_document_that_has_a_near_copy(tmp_path: Path) -> None:
+    draw = random.Random(4)
+    books = [draw_words(draw, 4000) for _ in range(12)]
+    books += [change_words(draw, book, 200) for book in books[:6]]
+    docs = write_rows(tmp_path / "x.jsonl", [in_sentences(book) for book in books])
+    for words, single in ([], False), (["--near-copies", "0.95"], True):
+        folder = make(tmp_path / str(single), "--docs", docs, *SHORT, "--validation", "0.1", *words)
+        held_out, _ = list_held_out(folder)
+        assert held_out
+        assert (held_out <= set(range(6, 12))) == single
 
 
 def test_enough_is_held_out_without_a_warning(tmp_path: Path) -> None:
@@ -196,15 +234,25 @@ def test_what_the_vocabulary_cannot_spell_and_documents_without_text_are_told(tm
     assert Manifest.read(tmp_path / "again").corpus.unknown_characters == corpus.unknown_characters
 
 
+THAI = "ที่ นี้ น้ำ ผู้ ได้ ให้ เป็น ความ รู้ เด็ก เรียน หนังสือ ประเทศ ไทย บ้าน เมือง คน ดี มาก กิ่ง ดื่ม สิ่ง"
+
+
 def test_text_of_a_script_without_blanks_is_not_lost(tmp_path: Path) -> None:
-    thai = "".join(chr(code) for code in range(0x0E01, 0x0E2F))
+    """Nor is a letter parted from the vowel above or below it."""
     draw = random.Random(1)
-    lines = ["".join(draw.choices(thai, k=400)) for _ in range(200)]
+    lines = ["".join(draw.choices(THAI.split(), k=120)) for _ in range(200)]
     docs = write_rows(tmp_path / "th.jsonl", lines)
-    said = tell(tmp_path / "out", "--docs", docs, *SHORT, "--validation", "0", "--cased")
-    corpus = Manifest.read(tmp_path / "out").corpus
+    out = tmp_path / "out"
+    said = tell(out, "--docs", docs, *SHORT, "--vocab-size", "2000", "--validation", "0", "--cased")
+    corpus = Manifest.read(out).corpus
     assert (corpus.characters, corpus.unknown_characters) == (sum(map(len, lines)), 0)
     assert "[UNK]: " not in said
+    vocabulary = load_vocabulary(out, cased=True)
+    begins = [
+        piece for id in vocabulary.encoder().encode_texts(lines).ids if (piece := vocabulary.pieces[id])[0] != "#"
+    ]
+    assert len(begins) > 3 * len(lines), "every line is cut into words"
+    assert not [piece for piece in begins if category(piece[0]).startswith("M")]
 
 
 RUSSIAN, CAFE = "Мой чай ещё горячий. ", "He met a naïve friend in a café. "

@@ -2,9 +2,11 @@
 
 import io
 import json
+import platform
 import shutil
 import signal
 import sys
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -26,6 +28,7 @@ from finetuning.flags import Predict
 from finetuning.inputs import Ragged
 from finetuning.prediction import FineTuned, load
 from finetuning.tasks.spans import TextWindows
+from pretraining import devices
 from pretraining.architectures.weights import Kind
 from pretraining.devices import cpu_has_int8
 from pretraining.huggingface.folders import TASK
@@ -244,6 +247,22 @@ def test_fewer_bits_say_nearly_the_same(dtype: str, folders: dict[Kind, Path], a
     exact = [row["probabilities"] for row in load(folders["classes"], "fp32")(TEXTS)]
     assert fewer != exact
     assert fewer == [{name: pytest.approx(share, abs=0.1) for name, share in row.items()} for row in exact]
+
+
+@pytest.mark.parametrize(("fast", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_the_numbers_of_a_processor_are_told(
+    fast: bool, chosen: str, folders: dict[Kind, Path], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """What auto chooses where a person looks, and what bf16 costs where it is emulated."""
+    monkeypatch.setattr(devices, "cpu_has_bf16", lambda: fast)
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    for looked_at in (True, False):
+        monkeypatch.setattr(predict, "is_terminal", lambda _, looked_at=looked_at: looked_at)
+        predict.load_and_tell(folders["classes"], "auto")
+        assert capsys.readouterr().err == f"computing in {chosen}, which suits this machine\n" * looked_at
+    with warnings.catch_warnings(record=True) as told:
+        load(folders["classes"], "bf16")
+    assert ["this processor emulates it" in str(each.message) for each in told] == [True] * (not fast)
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ CLOSING = re.compile(rb"</page>\s*\Z")
 DUMP = re.compile(rb"<(mediawiki|page)[\s>]")
 NAMESPACE = re.compile(r'<namespace key="(-?\d+)"[^>]*>([^<]*)</namespace>')
 REDIRECTS = "redirects"
+REDIRECT = re.compile(r"\s*#(?:redirect|[^\W\d_][^\s\[]*[ \t]*\[\[)", re.IGNORECASE)  # in any language
 FILE_NAMESPACES = ("6", "14")  # files and categories: their links are no text
 
 
@@ -55,7 +56,7 @@ def _article(page: ElementTree.Element, wikitext: Wikitext) -> Document | str:
         return REDIRECTS
     revisions = page.findall("{*}revision/{*}text")  # a dump with the history has the newest at the end
     title, text = page.findtext("{*}title", ""), (revisions[-1].text if revisions else "") or ""
-    if text.lstrip()[:9].upper() == "#REDIRECT":
+    if REDIRECT.match(text):
         return REDIRECTS
     if is_disambiguation(title, text):
         return "disambiguation pages"

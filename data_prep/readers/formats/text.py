@@ -41,8 +41,8 @@ BLANK_LINE = re.compile(r"\n\s*\n")
 FRONT_MATTER = re.compile(r"---\n(?:[\w-]+:.*\n|[ \t]+.*\n|- .*\n)*---\n")
 FENCE = re.compile(r"^(```|~~~)`*[^`\n]*\n.*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 RULE = re.compile(r"\n[-*_= \t]+$", re.MULTILINE)  # also what underlines a heading
-UNDERLINED = re.compile(r".+\n(?:=+|-{3,})[ \t]*$", re.MULTILINE)
-UNDERLINED_PARAGRAPH = re.compile(f"\n\n{UNDERLINED.pattern}", re.MULTILINE)
+UNDERLINED = re.compile(r"\n\n.+\n(?:=+|-{3,})[ \t]*$", re.MULTILINE)
+HEADINGS = "headings, rows of tables and targets of links"
 TARGET = r" {0,3}\[[^\]\n]+\]:[ \t]+<?(?:https?:|www\.|[/#.]).*"  # where a link leads
 NO_TEXT = re.compile(
     r"\n(?: {0,3}#{1,6}(?:[ \t].*)?"  # a heading
@@ -93,7 +93,7 @@ def passages(text: str, markdown: bool, no_text: Counter[str]) -> list[str]:
     text = RULE.sub("\n\n", f"\n{text}")
     text, lines = (NO_TEXT if markdown else TARGET_LINE).subn("\n", text)
     if lines:
-        no_text["headings, rows of tables and targets of links" if markdown else "targets of links"] += lines
+        no_text[HEADINGS if markdown else "targets of links"] += lines
     paragraphs = BLANK_LINE.split(text[1:])
     if markdown:
         paragraphs = [_without_marks(item) for paragraph in paragraphs for item in _items(paragraph.lstrip("\n"))]
@@ -109,13 +109,15 @@ def _without_blocks(text: str, no_text: Counter[str]) -> str:
         text = QUOTE.sub("", text)
     if front := FRONT_MATTER.match(text):
         text = text[front.end() :]
+        no_text["front matter"] += 1
     if "```" in text or "~~~" in text:
         text, blocks = FENCE.subn("", text)
         if blocks:
             no_text["blocks of code"] += blocks
-    if heading := UNDERLINED.match(text):
-        text = text[heading.end() :]
-    return UNDERLINED_PARAGRAPH.sub("\n\n", text)
+    text, headings = UNDERLINED.subn("\n\n", f"\n\n{text}")
+    if headings:
+        no_text[HEADINGS] += headings
+    return text
 
 
 def _items(paragraph: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from unicodedata import category
 
 import numpy as np
 from tokenizers.normalizers import Normalizer
@@ -37,17 +38,22 @@ class WordParts:
 
 
 def cut_long_parts(parts: WordParts) -> WordParts:
-    """Cuts parts that WordPiece would call unknown for their length, as those of scripts without blanks are, into parts
-    of the longest that it takes; the same object comes back where there are none."""
-    places = np.flatnonzero(parts.letters & 0xC0 != 0x80)  # where characters begin
-    last = np.searchsorted(places, parts.ends)
-    first = np.concatenate([[0], last[:-1]])
-    more = (last - first - 1) // LONGEST_WORD
-    if not more.any():
+    """Cuts parts that WordPiece would call unknown for their length, as those of scripts without blanks are, but not
+    those in ASCII, which are data; the same object comes back where there are none."""
+    characters = np.diff(np.cumsum(parts.letters & 0xC0 != 0x80)[parts.ends - 1], prepend=0)
+    starts, cuts, ends = np.concatenate([[0], parts.ends]), np.ones(len(parts.ends), np.int64), list[int]()
+    for number in np.flatnonzero(characters > LONGEST_WORD).tolist():
+        text, end, at = parts.letters[starts[number] : parts.ends[number]].tobytes().decode(), int(starts[number]), 0
+        while len(text) - at > LONGEST_WORD and not text.isascii():
+            letters = (stop for stop in range(at + LONGEST_WORD, at, -1) if category(text[stop])[0] != "M")
+            stop = next(letters, at + LONGEST_WORD)  # not before a mark that combines with a letter
+            end += len(text[at:stop].encode())
+            ends.append(end)
+            cuts[number], at = cuts[number] + 1, stop
+    if not ends:
         return parts
-    within = [places[first[n] + LONGEST_WORD : last[n] : LONGEST_WORD] for n in np.flatnonzero(more)]
-    total = np.concatenate([[0], np.cumsum(1 + more)])[np.concatenate([[0], np.cumsum(parts.counts)])]
-    return WordParts(parts.letters, np.sort(np.concatenate([parts.ends, *within])), np.diff(total))
+    total = np.concatenate([[0], np.cumsum(cuts)])[np.concatenate([[0], np.cumsum(parts.counts)])]
+    return WordParts(parts.letters, np.sort(np.concatenate([parts.ends, ends])), np.diff(total))
 
 
 class WordSplitter:

@@ -53,7 +53,8 @@ class TableEncoder(TextEncoder):
             self._forget()
         numbers, word_ends = self._words.number(text, ends)
         self._learn()
-        return Pieces(*_spell(numbers, word_ends, self._ids, self._starts, self._stops, self._sizes))
+        beyond = self._words.num_beyond  # of words that are [UNK] for their length
+        return Pieces(*_spell(numbers, word_ends, beyond, self._ids, self._starts, self._stops, self._sizes))
 
     def _learn(self) -> None:
         """Cuts the words that are new in the table into pieces, and keeps those."""
@@ -69,9 +70,9 @@ class TableEncoder(TextEncoder):
 
 
 @compiled
-def _spell(numbers, word_ends, ids, starts, stops, sizes):
+def _spell(numbers, word_ends, beyond, ids, starts, stops, sizes):
     """Puts the pieces of the words one after another; returns them, where every sentence ends, and the sum of sizes."""
-    total, characters, lost = 0, 0, 0
+    total, characters, lost = 0, beyond, beyond
     for word in numbers:
         total += stops[word] - starts[word]
         if sizes.size:

@@ -46,18 +46,15 @@ class PieceTable(NamedTuple):
 
 
 class FastWordPiece(TableEncoder):
-    """Encodes sentences with a pipeline of `tokenizers`, or as it would, looking at every distinct word once."""
+    """Encodes sentences as `tokenizers` would, but for long words, looking at every distinct word once."""
 
-    def __init__(self, pipeline: Tokenizer, cased: bool, cuts_long: bool = False) -> None:
-        """`cuts_long`: cuts runs of more than LONGEST_WORD characters that are not ASCII, instead of [UNK] for each."""
-        self._cuts_long = cuts_long
+    def __init__(self, pipeline: Tokenizer, cased: bool) -> None:
         self._splitter = WordSplitter(pipeline.normalizer, pipeline.pre_tokenizer)
         self._table = PieceTable.from_tokenizer(pipeline)
         super().__init__(partial(WordTable, cased))
 
     def cut_words(self, letters: Array, ends: Array) -> CutWords:
-        """Cuts words into pieces; the foreign ones are split first. Of an ASCII word that is too long, its first
-        characters are counted."""
+        """Cuts words into pieces; the foreign ones are split first."""
         ids, stops, sizes = _cut_words(letters, ends, False, *self._table)
         starts = np.concatenate([[0], stops[:-1]])
         foreign = np.flatnonzero(starts == stops)
@@ -67,9 +64,7 @@ class FastWordPiece(TableEncoder):
 
     def _cut_foreign(self, words: Sequence[str], first: int) -> CutWords:
         """Cuts words that are not ASCII; their pieces are counted from `first` on."""
-        parts = self._splitter.split(words)
-        if self._cuts_long:
-            parts = cut_long_parts(parts)
+        parts = cut_long_parts(self._splitter.split(words))
         ids, stops, sizes = _cut_words(parts.letters, parts.ends, True, *self._table)
         bounds = first + np.concatenate([[0], stops])
         last = np.cumsum(parts.counts)

@@ -60,6 +60,7 @@ class WordTable:
         self._letters = np.empty(1 << 20, np.uint8)  # all words, one after another
         self._ends = np.empty(1 << 16, np.int64)  # where every word ends in _letters
         self._size = 0
+        self.num_beyond = 0  # letters of the words numbered last that are not kept: those of ASCII beyond the longest
 
     def __len__(self) -> int:
         return self._size
@@ -86,11 +87,13 @@ class WordTable:
         numbers, word_ends = np.empty(len(text), np.int32), np.empty(len(ends), np.int64)
         eights = np.ndarray(max(0, len(text) - 7), EIGHT, text, strides=(1,))  # one from every byte on, copying none
         word = np.empty(int(np.diff(ends, prepend=0).max(initial=0)) // 8 + 2, np.uint64)  # has room for any word
-        state = np.array([0, 0, 0, -1])  # bytes read, words found, sentences finished, where something is to be asked
+        # bytes read, words found, sentences finished, where something is to be asked, letters beyond the longest word
+        state = np.array([0, 0, 0, -1, 0])
         while state[2] < len(ends):
             self._grow(word.nbytes)
             table = (self._slots, self._letters, self._ends)
             self._size = self.number_more(text, eights, ends, word, *table, self._size, state, numbers, word_ends)
+        self.num_beyond = int(state[4])
         return numbers[: state[1]].copy(), word_ends
 
     def count(self, text: Array, ends: Array) -> dict[str, int]:
@@ -148,7 +151,8 @@ def _measure_ideograph(text, at, stop):
 
 @compiled
 def _read_word(text, at, stop, forms, word):
-    """Writes the next word of text[at:stop] into `word`; returns its size, 0 at the end, and where to go on."""
+    """Writes the next word of text[at:stop] into `word`; returns its size, 0 at the end, where to go on, and how many
+    letters beyond LONGEST_WORD + 1 it has, which are not written."""
     while at < stop and forms[text[at]] <= DROP:
         at += 1
     size, start = 0, at
@@ -157,17 +161,18 @@ def _read_word(text, at, stop, forms, word):
         if form > FOREIGN:
             if size <= LONGEST_WORD:
                 word[size] = form
-                size += 1
+            size += 1
         elif form != DROP:
             if form == FOREIGN and not _measure_ideograph(text, at, stop):
-                return _read_opaque_word(text, start, stop, forms, word)
+                return (*_read_opaque_word(text, start, stop, forms, word), 0)
             break
         at += 1
+    beyond = max(0, size - LONGEST_WORD - 1)
     if size == 0 and at < stop:  # at a mark or a Chinese character
         size = max(1, _measure_ideograph(text, at, stop))
         copy_items(word, 0, text, at, at + size)
         at += size
-    return size, at
+    return size - beyond, at, beyond
 
 
 @compiled
@@ -260,7 +265,8 @@ def _number_words(text, eights, sentence_ends, forms, word, slots, letters, ends
                 at += 1
                 continue
             else:
-                size, at = _read_word(text, at, stop, forms, word.view(np.uint8))
+                size, at, beyond = _read_word(text, at, stop, forms, word.view(np.uint8))
+                state[4] += beyond
                 if size == 0:
                     break
                 low, high = make_key(word, size)

@@ -141,7 +141,7 @@ class ByteLevel(Vocabulary):
         pipeline.post_processor = processors.ByteLevel(trim_offsets=True, add_prefix_space=self._has_prefix)
         return pipeline
 
-    def encoder(self, cuts_long: bool = False) -> TextEncoder:  # noqa: ARG002 - it has no longest word
+    def encoder(self) -> TextEncoder:
         """Makes an encoder that cuts every distinct word once."""
         from data_prep.vocabulary.encoders.bytelevel import FastByteLevel, Merges  # compiled by numba
 

@@ -16,7 +16,7 @@ from typing import Any
 from unicodedata import category, normalize
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from data_prep.common.arrays import Array
 from data_prep.common.errors import UserError
@@ -32,6 +32,8 @@ MOST_LOST = 0.001
 """Marks per letter of a text that lower case may strip without a warning: й is 1.2% of Russian letters. Marks in
 Latin words count a tenth, since uncased BERT reads é as e on purpose: English Wikipedia has 0.14% of them."""
 MARK = "##"  # before a piece that continues a word
+LONG_WORD = rf"(?:^(?=.*[^\x00-\x7F])|\G(?!^))(?:.{{1,{LONGEST_WORD}}}(?!\p{{M}})|.{{{LONGEST_WORD}}})"
+"""A part of a word that is not ASCII, from its start or the end of the part before on."""
 ALPHABET = 1000  # characters that get a piece of their own
 CLASSES = ("BertTokenizer", "BertTokenizerFast")
 """Classes of transformers that cut text as it is cut here."""
@@ -80,12 +82,18 @@ class WordPiece(Vocabulary):
         pipeline.normalizer, pipeline.pre_tokenizer = build_text_rules(self.cased)
         return pipeline
 
-    def encoder(self, cuts_long: bool = False) -> TextEncoder:
+    def text_pipeline(self) -> Tokenizer:
+        """Builds the tokenizer that also cuts long words that are not ASCII, as `cut_long_parts` does."""
+        pipeline, cut = self.pipeline(), pre_tokenizers.Split(Regex(LONG_WORD), "isolated")
+        pipeline.pre_tokenizer = pre_tokenizers.Sequence([pipeline.pre_tokenizer, cut])
+        return pipeline
+
+    def encoder(self) -> TextEncoder:
         """Makes an encoder that cuts every distinct word once."""
         # compiled by numba, which training does without
         from data_prep.vocabulary.encoders.wordpiece import FastWordPiece
 
-        return FastWordPiece(self.pipeline(), self.cased, cuts_long)
+        return FastWordPiece(self.pipeline(), self.cased)
 
     def find_replaced(self, pieces: Sequence[str]) -> list[list[int]]:
         """Finds the ids of the pieces that each new one was cut into before.

@@ -119,6 +119,11 @@ inline void normal(float x, float& below, float& density) {
     density = 0.39894228f * bell;
 }
 
+// Of the polynomial of `gelu`
+constexpr float OF_GELU[] = {1.44353491e-03f,  -4.19454216e-03f, 5.39276486e-03f,  -7.44351255e-03f,
+                             1.38638038e-02f,  -2.21874589e-02f, 3.07209045e-02f,  -4.05659433e-02f,
+                             5.29040907e-02f,  -7.29797585e-02f, 1.47212783e-01f};
+
 int limit_threads(int64_t rows, int64_t threads) { return int(std::max<int64_t>(1, std::min(rows, threads))); }
 
 int find_thread() {

@@ -10,15 +10,21 @@
 #include "quantised.h"
 #include "sixteen.h"
 
-#if (defined(__AVX512VNNI__) && defined(__AVX512F__)) || defined(__AVXVNNI__)
+#if defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
 #include <immintrin.h>
-#define CLOZE_BYTES  // the processor multiplies bytes, four at a time in a lane
+#define CLOZE_BYTES  // the processor multiplies bytes with exact sums
 #endif
 
 namespace {
 
 constexpr int64_t PANEL = 2 * LANES;  // columns
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+// Asks memory for a part of the panel behind the one that is multiplied, which the thread multiplies next; few rows do not
+// give the processor the time to find out by itself.
+inline void ask_ahead(const void* part, int64_t size) {
+    for (int64_t at = 0; at < size; at += 64) __builtin_prefetch((const char*)part + at, 0, 2);
+}
 
 // out = some rows of fp32 with a panel
 template <int64_t ROWS>
@@ -28,6 +34,7 @@ void multiply_floats(const float* x, int64_t width, int64_t stride, const float*
     for (int64_t r = 0; r < ROWS; ++r) sums[r][0] = sums[r][1] = lanes{};
     for (int64_t k = 0; k < width; ++k) {
         const lanes left = *(const lanes*)(panel + k * PANEL), right = *(const lanes*)(panel + k * PANEL + LANES);
+        ask_ahead(panel + (width + k) * PANEL, PANEL * sizeof *panel);
 #pragma GCC unroll 16
         for (int64_t r = 0; r < ROWS; ++r) {
             const float value = x[r * stride + k];
@@ -68,26 +75,47 @@ struct Floats {
 };
 
 #ifdef CLOZE_BYTES
+// How bytes are multiplied: four at a time in a lane where the processor adds up their products by itself, else two at a
+// time in 16 bits. Sums are the same; four at a time would overflow 16 bits there.
 #ifdef __AVX512F__
 typedef __m512i byte_lanes;
-inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
-    return _mm512_dpbusd_epi32(sums, bytes, weights);
-}
-inline byte_lanes in_all_lanes(int32_t four) { return _mm512_set1_epi32(four); }
+inline byte_lanes in_all_lanes(int32_t value) { return _mm512_set1_epi32(value); }
 inline byte_lanes load_lanes(const void* from) { return _mm512_loadu_si512(from); }
 inline void store_lanes(void* to, byte_lanes value) { _mm512_storeu_si512(to, value); }
 #else
 typedef __m256i byte_lanes;
-inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
-    return _mm256_dpbusd_avx_epi32(sums, bytes, weights);
-}
-inline byte_lanes in_all_lanes(int32_t four) { return _mm256_set1_epi32(four); }
+inline byte_lanes in_all_lanes(int32_t value) { return _mm256_set1_epi32(value); }
 inline byte_lanes load_lanes(const void* from) { return _mm256_loadu_si256((const __m256i*)from); }
 inline void store_lanes(void* to, byte_lanes value) { _mm256_storeu_si256((__m256i*)to, value); }
 #endif
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+typedef uint8_t row_byte;
+inline byte_lanes load_weights(const int8_t* from) { return load_lanes(from); }
+inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
+#ifdef __AVX512F__
+    return _mm512_dpbusd_epi32(sums, bytes, weights);
+#else
+    return _mm256_dpbusd_avx_epi32(sums, bytes, weights);
+#endif
+}
+#else
+typedef int16_t row_byte;
+#ifdef __AVX512BW__
+inline byte_lanes load_weights(const int8_t* from) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)from)); }
+inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
+    return _mm512_add_epi32(sums, _mm512_madd_epi16(bytes, weights));
+}
+#else
+inline byte_lanes load_weights(const int8_t* from) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)from)); }
+inline byte_lanes add_products(byte_lanes sums, byte_lanes bytes, byte_lanes weights) {
+    return _mm256_add_epi32(sums, _mm256_madd_epi16(bytes, weights));
+}
+#endif
+#endif
+constexpr int64_t TOGETHER = sizeof(int32_t) / sizeof(row_byte);  // in a lane
 
 // Rows of bytes, 128 standing for 0, with a scale each, and weights of bytes with a scale for each column. In a panel
-// four bytes of a column lie together.
+// the bytes of a column that are multiplied together lie together.
 struct Bytes {
 #ifdef CLOZE_HALVES
     using Number = bfloat16;
@@ -100,14 +128,14 @@ struct Bytes {
         const float *bias, *scales;
         const int32_t* zeros;  // less what a row of zeros would give in each column
     };
-    const uint8_t* rows;
+    const row_byte* rows;
     const float* scales;
 
     template <class T>
     static Bytes of(const T* x, int64_t count, int64_t width, uint8_t* bytes, float* scales) {
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < count; ++i) scales[i] = quantise_row(x + i * width, bytes + i * width, width);
-        return {bytes, scales};
+        for (int64_t i = 0; i < count; ++i) scales[i] = quantise_row(x + i * width, (row_byte*)bytes + i * width, width);
+        return {(row_byte*)bytes, scales};
     }
 
     // Multiplies without the scales of the rows. Not inlined: a compiler may reorder factors, and would do so for some
@@ -123,13 +151,15 @@ struct Bytes {
             sums[r][1] = load_lanes(weight.zeros + column + LANES);
         }
         const int8_t* panel = weight.panels + column * width;
-        for (int64_t k = 0; k < width; k += 4) {
-            const byte_lanes left = load_lanes(panel + k * PANEL), right = load_lanes(panel + k * PANEL + 4 * LANES);
+        for (int64_t k = 0; k < width; k += TOGETHER) {
+            const int8_t* weights = panel + k * PANEL;
+            if constexpr (LANES == 8) ask_ahead(weights + width * PANEL, TOGETHER * PANEL);  // with sixteen it costs 2%
+            const byte_lanes left = load_weights(weights), right = load_weights(weights + TOGETHER * LANES);
 #pragma GCC unroll 16
             for (int64_t r = 0; r < ROWS; ++r) {
-                int32_t four;
-                std::memcpy(&four, rows + (begin + r) * width + k, 4);
-                const byte_lanes value = in_all_lanes(four);
+                int32_t together;
+                std::memcpy(&together, rows + (begin + r) * width + k, sizeof together);
+                const byte_lanes value = in_all_lanes(together);
                 sums[r][0] = add_products(sums[r][0], value, left);
                 sums[r][1] = add_products(sums[r][1], value, right);
             }
@@ -162,7 +192,7 @@ void pack_bytes(const float*, const int8_t* weight, int8_t* panels, int32_t* zer
             int32_t sum = 0;
             for (int64_t k = 0; k < width; ++k) {
                 const int8_t value = weight[(column + j) * width + k];
-                panels[column * width + k / 4 * 4 * PANEL + 4 * j + k % 4] = value;
+                panels[column * width + k / TOGETHER * TOGETHER * PANEL + TOGETHER * j + k % TOGETHER] = value;
                 sum += value;
             }
             zeros[column + j] = -128 * sum;
@@ -234,6 +264,14 @@ struct WithGelu {
     }
 #ifdef CLOZE_HALVES
     static __m512 of(__m512 value) { return gelu(value); }
+#else
+    static lanes of(lanes x) {  // the same polynomial
+        const lanes most = lanes{} + 4.8f, near = x < -most ? -most : x > most ? most : x;
+        const lanes t = near * near * 0.08680556f - 1.0f;
+        lanes p{};
+        for (const float factor : OF_GELU) p = p * t + factor;
+        return x * (near * p + 0.5f);
+    }
 #endif
 };
 
@@ -244,6 +282,12 @@ inline void finish(const float* sums, const float* bias, T* out) {
     if constexpr (!EXACT) {
         for (int64_t j = 0; j < PANEL; j += SIXTEEN)
             store_sixteen(out + j, End::of(_mm512_add_ps(load_sixteen(sums + j), load_sixteen(bias + j))));
+        return;
+    }
+#else
+    if constexpr (!EXACT) {
+        for (int64_t j = 0; j < PANEL; j += LANES)
+            *(lanes*)(out + j) = End::of(*(const lanes*)(sums + j) + *(const lanes*)(bias + j));
         return;
     }
 #endif

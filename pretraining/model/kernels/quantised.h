@@ -7,8 +7,8 @@
 namespace {
 
 // bytes = 128 + x / scale; the scale is a 127th of the largest absolute value, and NaN where a number is NaN
-template <class T>
-float quantise_row(const T* x, uint8_t* bytes, int64_t width) {
+template <class T, class Byte>
+float quantise_row(const T* x, Byte* bytes, int64_t width) {
     float largest = 0;
     int none = 0;
 #pragma omp simd reduction(max : largest) reduction(| : none)
@@ -19,7 +19,7 @@ float quantise_row(const T* x, uint8_t* bytes, int64_t width) {
     }
     const float factor = largest > 0 ? 127.0f / largest : 0.0f;
 #pragma omp simd
-    for (int64_t j = 0; j < width; ++j) bytes[j] = uint8_t(int32_t(std::nearbyintf(load(x[j]) * factor)) + 128);
+    for (int64_t j = 0; j < width; ++j) bytes[j] = Byte(int32_t(std::nearbyintf(load(x[j]) * factor)) + 128);
     return none ? NAN : largest / 127.0f;
 }
 

@@ -41,10 +41,8 @@ inline __m512 gelu(__m512 x) {
     const __m512 most = _mm512_set1_ps(4.8f);  // comparisons give the second where one is NaN
     const __m512 near = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), most), _mm512_min_ps(most, x));
     const __m512 t = _mm512_fmsub_ps(_mm512_mul_ps(near, near), _mm512_set1_ps(0.08680556f), _mm512_set1_ps(1.0f));
-    __m512 p = _mm512_set1_ps(1.44353491e-03f);
-    for (const float factor : {-4.19454216e-03f, 5.39276486e-03f, -7.44351255e-03f, 1.38638038e-02f, -2.21874589e-02f,
-                               3.07209045e-02f, -4.05659433e-02f, 5.29040907e-02f, -7.29797585e-02f, 1.47212783e-01f})
-        p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(factor));
+    __m512 p = _mm512_setzero_ps();
+    for (const float factor : OF_GELU) p = _mm512_fmadd_ps(p, t, _mm512_set1_ps(factor));
     return _mm512_mul_ps(x, _mm512_fmadd_ps(near, p, _mm512_set1_ps(0.5f)));
 }
 

@@ -44,6 +44,24 @@ def test_pipes_sockets_and_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert f"1 of 1 files cannot be read\n  {fault}" in said
 
 
+def test_a_glob_finds_what_its_folder_has(tmp_path: Path) -> None:
+    """Without what is set aside by its name, unless the user names it."""
+    for name in ("a.txt", "_b.txt", "_old/c.txt", "deep/_d.txt", "deep/e.txt"):
+        (tmp_path / "x" / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / "x" / name, TEXT + name)
+
+    def find(*parts: str) -> tuple[list[str], int]:
+        problems = Problems("fail")
+        files = find_files([str(tmp_path.joinpath("x", *parts))], problems=problems)
+        return sorted(Path(file.path).name for file in files), problems.no_text.total()
+
+    whole = ["a.txt", "e.txt"]
+    assert find() == find("*") == (whole, 3)
+    assert find("**", "*.txt")[0] == whole
+    assert find("_b.txt") == find("_b*") == (["_b.txt"], 0)
+    assert find("_old", "*") == find("_*", "*") == find("_old") == (["c.txt"], 0)
+
+
 @pytest.mark.timeout(20)
 def test_links_in_a_circle(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", TEXT)

@@ -28,7 +28,11 @@ def test_articles_only(tmp_path: Path) -> None:
         page("Talk:Plain", "Chatter.", namespace=1),
         page("Old name", "#REDIRECT [[Plain]]", more='\n    <redirect title="Plain" />'),
         page("Older name", "#redirect [[Plain]]"),
-        page("Alter Name", "#WEITERLEITUNG [[Plain]]", more='\n    <redirect title="Plain" />'),
+        page("Alter Name", "See [[Plain]].", more='\n    <redirect title="Plain" />'),
+        page("Alter", "#WEITERLEITUNG [[Plain]]"),
+        page("Vecchio", "#rinvia[[Plain]]\n"),
+        page("पुराना", "#पुनर्प्रेषित: [[Plain]]"),
+        page("List", "#[[Plain]] and more\n# [[Plain]]\n#* a [[Plain]]\nText."),
         page("Mercury (disambiguation)", "'''Mercury''' may be:\n* a planet"),
         page("Mars", "'''Mars''' may be:\n* a planet\n{{disambig}}"),
         page("Merkur", "'''Merkur''' ist:\n* ein Planet\n{{Begriffsklärung}}"),
@@ -38,7 +42,13 @@ def test_articles_only(tmp_path: Path) -> None:
         page("Bild", "[[Datei:x.jpg|mini|A [[caption]].]][[File:y.jpg]]Text with an image."),
     ]
     path = write(tmp_path / "x.xml", wiki_dump(*pages))
-    expected = {"Plain": ["Text & more here."], "Venus": ["It is one. Yes."], "Empty": [], "Word": ["Word"]}
+    expected = {
+        "Plain": ["Text & more here."],
+        "List": ["Text."],
+        "Venus": ["It is one. Yes."],
+        "Empty": [],
+        "Word": ["Word"],
+    }
     found = {document.title: document.passages for document in read(path, "mediawiki")[0]}
     assert found == {**expected, "Bild": ["Text with an image."]}
 

@@ -63,8 +63,8 @@ def test_parquet_without_the_column(tmp_path: Path) -> None:
     path = parquet(tmp_path / "x.parquet", body=["x"], id=[1], tags=[["a"]])
     cure = "\n--text-field NAME=body names the field with the text"
     assert_refusal(rf"x.parquet: no text in a field 'text'; there is: body, id, tags{cure}", read, path, "parquet")
-    assert_refusal(rf"x.parquet: no text in a field 'id'; .*{cure}", read, path, "parquet", text_field="id")
-    assert_refusal("no text in a field 'tags'", read, path, "parquet", text_field="tags")
+    assert_refusal(rf"x.parquet: the field 'id' holds no text; .*{cure}", read, path, "parquet", text_field="id")
+    assert_refusal("the field 'tags' holds no text", read, path, "parquet", text_field="tags")
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from finetuning.model.heads import TaskBatch, TaskModel, compute_logits
 from finetuning.model.serving import FilledBatch, Graphs, GraphShape, ServedModel, check_int8, find_shape
 from pretraining.answering import layers
 from pretraining.answering.layers import QuantisedProduct
+from pretraining.answering.one_call import BYTES, can_multiply
 from pretraining.architectures.bert import Bert
 from pretraining.devices import cpu_has_int8
 from pretraining.huggingface.folders import read_fine_tuned, write_fine_tuned
@@ -44,7 +45,11 @@ WAYS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "by the layers of training": lambda patch: patch.setattr(Bert, "find_server", lambda _: None),
     "without our kernels": lambda patch: patch.setattr(cpu_kernels, "_allowed", False),
 }
-needs_int8 = pytest.mark.skipif(not cpu_has_int8(), reason="no products of bytes here")
+PANELS = replace(SHAPE, hidden=64, intermediate=96)
+WITH_INT8 = [
+    pytest.param(shape, marks=pytest.mark.skipif(not can, reason="no products of bytes here"))
+    for shape, can in ((SHAPE, cpu_has_int8()), (PANELS, cpu_has_int8() or can_multiply(BYTES)))
+]
 
 
 def model_of(head: str, dtype: torch.dtype = torch.float32, shape: Shape = SHAPE) -> TaskModel:
@@ -73,16 +78,21 @@ def test_answers_are_those_of_the_model(head: str, way: str, monkeypatch: pytest
     assert 0 < away < 2 * rounding
 
 
-@needs_int8
+@pytest.mark.parametrize("shape", WITH_INT8)
 @torch.inference_mode()
-def test_int8_is_near_and_does_not_depend_on_neighbours() -> None:
-    """A row of zeros is zero."""
-    exact = model_of("classes").logits(batch_of("classes", LENGTHS))
-    served = ServedModel(model_of("classes"), int8=True)
+def test_int8_is_near_and_does_not_depend_on_neighbours(shape: Shape) -> None:
+    check_int8(torch.device("cpu"), shape)
+    exact = model_of("classes", shape=shape).logits(batch_of("classes", LENGTHS))
+    served = ServedModel(model_of("classes", shape=shape), int8=True)
     together = served.logits(batch_of("classes", LENGTHS))
     assert 0 < (together - exact).abs().max() < 0.1 * exact.abs().max()
     alone = served.logits(batch_of("classes", LENGTHS[:1]))
     assert (alone - together[:1]).abs().max() < 0.1 * (together - exact).abs().max()  # a sum may fall to the other byte
+
+
+@pytest.mark.skipif(not cpu_has_int8(), reason="no products of bytes here")
+@torch.inference_mode()
+def test_a_row_of_zeros_is_zero_in_int8() -> None:
     linear, x = Linear(16, 8), torch.zeros(3, 16)
     torch.nn.init.normal_(linear.weight)
     x[1] = torch.linspace(-1, 1, 16)

@@ -23,6 +23,7 @@ from benchmarks.finetuning_sides import open_context
 from data_prep.common.arrays import Array
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.bytelevel import KIND
+from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from data_prep.vocabulary.vocabulary import Vocabulary
 from finetuning.inputs import Cutter, Encoded, Items, Ragged, Sequences
 from finetuning.model.features import EncoderWeights, FeatureModel
@@ -255,6 +256,20 @@ def test_texts_and_pairs_are_laid_out_as_by_transformers(vocabulary: Vocabulary,
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     wanted = theirs(words, is_split_into_words=True, add_special_tokens=False)["input_ids"]
     assert cutter.cut_words(words).values.tolist() == wanted
+
+
+def test_long_words_are_cut_as_in_shards_by_every_way_to_read_them() -> None:
+    """With offsets, without numba, and for scores; data in ASCII stays unknown."""
+    table = WordPiece((*SPECIAL, "a", "##a", "ก", "ที่", "##ก", "##ท", "##ี", "##่"), cased=True)
+    texts = ["ก" * 99 + "ที่" * 40, "a" * 150, "a " + "ก" * 101]
+    cutter, unknown = Cutter(table), table.special.unk
+    ids, offsets = cutter.cut_with_offsets(texts)
+    assert list_rows(cutter.cut_texts(texts)) == list_rows(ids)
+    assert [row.count(unknown) for row in list_rows(ids)] == [0, 1, 0]
+    assert [row[-1][1] for row in list_rows(offsets)] == [len(text) for text in texts]
+    begins = [start for id, (start, _) in zip(list_rows(ids)[0], list_rows(offsets)[0], strict=True) if id in (7, 8)]
+    assert begins == [0, 99, 198]
+    assert SentenceCutter(table).cut_texts(texts).pieces.tolist().count(unknown) == 1
 
 
 def test_sentences_are_scored_with_their_marks(vocabulary: Vocabulary) -> None:

@@ -100,10 +100,34 @@ def test_a_baseline_stands_before_the_scores_and_one_that_is_better_is_called_so
     header, first, second = (line.split() for line in run_main(main, *paths).splitlines())
     assert (header[:4], first[:5]) == ("task metric baseline a".split(), "sst2 accuracy 85.0 80.0 80.0".split())
     assert second[:4] == "swag accuracy 50.0 50.0".split()
-    for score, better in ((0.8, True), (0.9, False)):
-        known = TaskResult.model_validate({**found["sst2"], "task": "t", "score": score})
+    better, within = ", better than the best run", ", within chance of the best run"
+    errors = {"spreads": {"dev": {"accuracy": 0.03}}}  # those of the run are 0.02
+    cases: list[tuple[Any, Any, str]] = [
+        (0.80, {}, better),
+        (0.90, {}, ""),
+        (0.84, {}, within),
+        (0.86, {}, within),
+        (None, {}, ""),
+    ]
+    for score, more, verdict in [*cases, (0.82, {}, better), (0.82, errors, within), (0.88, errors, within)]:
+        content = {**found["sst2"], "baseline": {**baseline, **more}, "task": "t", "score": score}
+        known = TaskResult.model_validate(content)
         lines = [part for part in report.build_summary([known], tmp_path, []) if isinstance(part, str)]
-        assert f"t: baseline: TF-IDF{', better than the best run' * better}" in lines
+        assert f"t: baseline: TF-IDF{verdict}" in lines
+
+
+def test_a_baseline_of_other_items_stands_beside_no_score(tmp_path: Path) -> None:
+    """Of two classes by F1 without one, and of three with one."""
+    paths = [write(tmp_path / "a", sst2=0.8), write(tmp_path / "b", dev="180 rows, checksum 56", sst2=0.7)]
+    for path, metric in zip(map(Path, paths), ("f1", "accuracy"), strict=True):
+        found = json.loads((path / "results.json").read_text())
+        found["sst2"] |= {"metric": metric, "scores": {"dev": {metric: 0.5}}}
+        if metric == "accuracy":
+            data = found["sst2"]["data"]
+            found["sst2"]["baseline"] = {"how": "TF-IDF", "data": data, "scores": {"dev": {"accuracy": 0.85}}}
+        (path / "results.json").write_text(json.dumps(found))
+    assert "85.0" not in run_main(main, *paths)
+    assert "85.0" in run_main(main, *paths[::-1])
 
 
 # GLUE's averages

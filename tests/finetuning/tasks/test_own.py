@@ -137,7 +137,7 @@ def test_a_test_file_is_scored_where_it_has_labels(tmp_path: Path) -> None:
 def test_all_faults_of_a_file_are_told_at_once(tmp_path: Path) -> None:
     assert "task.toml: no such file; a task says" in refusal(open_task, tmp_path / "task.toml")
     toml = 'nam = "reviews"\nkind = "class"\ntrain = "a.csv"\ntxt = "review"\nheld_out = 2\n'
-    lines = sorted(refusal(open_task, write(tmp_path, {"task.toml": toml})).splitlines())
+    lines = sorted(refusal(open_task, write(tmp_path, {"task.toml": toml, "a.csv": ""})).splitlines())
     starts = "held_out = 2: ", 'kind = "class": should', "nam: unknown; did you mean name?", "name: is missing", "txt: "
     for line, start in zip(lines, starts, strict=True):
         assert line.startswith(f"{tmp_path}/task.toml: {start}")
@@ -159,7 +159,7 @@ CONTRADICTIONS = [
 @pytest.mark.parametrize(("toml", "said"), CONTRADICTIONS)
 def test_what_does_not_go_together_is_told(toml: str, said: list[str], tmp_path: Path) -> None:
     text = 'train = "a.csv"\n' + toml + ("" if "name" in toml.split("\n")[-1] else '\nname = "a"')
-    lines = refusal(open_task, write(tmp_path, {"task.toml": text})).splitlines()
+    lines = refusal(open_task, write(tmp_path, {"task.toml": text, "a.csv": "", "b.csv": ""})).splitlines()
     assert len(lines) == len(said)
     for line, start in zip(lines, said, strict=True):
         assert line.startswith(f"{tmp_path}/task.toml: {start}")
@@ -209,6 +209,15 @@ def test_all_faults_of_files_columns_and_metric_are_told_at_once(tmp_path: Path)
     told = refusal(RunTask(tasks=(tmp_path / "task.toml", tmp_path / "tags.toml")).open_tasks, SETUP).splitlines()
     assert told[: len(lines)] == lines
     assert told[len(lines) :] == [f"{tmp_path}/{name}.txt: no such file" for name in "ab"]
+
+
+def test_missing_files_are_told_with_wrong_keys_and_the_keys_of_all_tasks(tmp_path: Path) -> None:
+    write(tmp_path, {**REVIEWS, "task.toml": CLASSES.replace("dev.csv", "no.csv") + 'lable = "x"\n'})
+    (tmp_path / "other.toml").write_text(CLASSES + "held_out = 2\n")
+    lines = refusal(RunTask(tasks=(tmp_path / "task.toml", tmp_path / "other.toml")).suite).splitlines()
+    starts = "task.toml: lable: unknown", "data/no.csv: no such file", "other.toml: held_out = 2"
+    for line, start in zip(lines, starts, strict=True):
+        assert line.startswith(f"{tmp_path}/{start}")
 
 
 def test_an_empty_column_of_labels_in_the_test_file_is_none(tmp_path: Path) -> None:
