@@ -27,7 +27,6 @@ from pretraining.mesh.cuts import find_crossing
 from pretraining.objectives.declaration import num_parameters
 from pretraining.processes.ahead import await_call
 from pretraining.reporting.hardware import synchronize
-from pretraining.training.origin import count_recorded_phases
 
 Result = TypeVar("Result")
 ROOT = Path(__file__).parent.parent
@@ -111,20 +110,13 @@ def try_disk(folder: Path) -> float:
 
 
 def check_recipe(
-    free: float,
-    recipe: Path,
-    overrides: Sequence[str],
-    corpora: Corpora,
-    ranks: int,
-    per_node: int,
-    run: Path | None = None,
+    free: float, recipe: Path, overrides: Sequence[str], corpora: Corpora, ranks: int, per_node: int, done: int = 0
 ) -> None:
     """Raises UserError if the disk has no room for checkpoints, if ranks of several nodes would share a model unasked,
-    or if a phase that is not done in the checkpoints of a `run` cannot be mixed. Does not look up the sizes of a base
-    model."""
+    or if phases after those `done` cannot be mixed. Does not look up the sizes of a base model."""
     settings = load_recipe(recipe, overrides, ranks=ranks, lengths=corpora.lengths())
     faults = [find_crossing(settings.parallel.tensor, per_node, settings.parallel.across_nodes)]
-    faults += find_mixture_faults(settings, corpora, count_recorded_phases(run))
+    faults += find_mixture_faults(settings, corpora, done)
     if found := [*filter(None, faults)]:
         raise UserError("\n".join(found))
     needed = CHECKPOINTS * BYTES * num_parameters(settings.shape(corpora.common))

@@ -54,6 +54,7 @@ from pretraining.processes.gpu_faults import EXCLUDE
 from pretraining.processes.group import NCCL_ENDS, choose_device, connect, default_threads, disconnect, gather
 from pretraining.processes.watchdog import RANK_0_GONE, Watch
 from pretraining.reporting.hardware import measure_flops
+from pretraining.training.origin import count_recorded_phases
 from pretraining.training.request import find_earlier
 
 FOLDER = EXCLUDE.parent  # of reports
@@ -148,8 +149,10 @@ def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequen
     if corpora:
         report.same["data"] = corpora.fingerprint[:12]
     if free is not None and corpora and recipe:
-        sizes, begun = (world.size, world.local_size), partial(find_earlier, wanted.out, wanted.branch)
-        run("recipe", lambda: health.check_recipe(free, recipe, overrides, corpora, *sizes, begun()))
+        sizes, at = (world.size, world.local_size), partial(find_earlier, wanted.out, wanted.branch)
+        run(
+            "recipe", lambda: health.check_recipe(free, recipe, overrides, corpora, *sizes, count_recorded_phases(at()))
+        )
     places = [split_word(word)[1] / MANIFEST for word in wanted.data]
     report.gone = "data" in report.faults and not all(map(os.path.exists, places))
 

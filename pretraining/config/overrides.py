@@ -90,13 +90,14 @@ def find_mixture_faults(recipe: Recipe, corpora: Corpora, done: int) -> Iterator
             given = {**(phase.mix or {}), **(phase.last_mix or {})}
             read = {name for name, share in given.items() if share} if phase.mix else there
             fault, mixture = corpora.select(read).find_length_fault(phase.length), phase.mixture(corpora)
-            known = zip(mixture.names, mixture.examples, strict=True)
-            unread = sorted(read - {name for name, examples in known if examples < inf})
+            unread = sorted(
+                read - {name for name, own in zip(mixture.names, mixture.examples, strict=True) if own < inf}
+            )
             if fault is not None:
                 yield f"phases.{number}.length = {phase.length}: {fault}; make them alike with shard.py --lengths"
             elif unread and corpora.is_named:
-                cause = "it has no examples of this length, or less than a millionth of the sequences"
-                yield f"phases.{number}: would read nothing of {', '.join(unread)}: {cause}; give other shares in mix"
+                cure = "give it examples of this length, or a larger share"
+                yield f"phases.{number}: would read nothing of {', '.join(unread)}; {cure}, or leave it out of mix"
 
 
 def find_mask_faults(objectives: Sequence[Objective], data: Path) -> Iterator[str]:

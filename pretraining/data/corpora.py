@@ -73,8 +73,7 @@ class Corpora:
 
     @classmethod
     def read(cls, words: Sequence[str | Path], waits: bool = True, together: bool = True) -> Corpora:
-        """Reads the corpora that `--data` names, in the order of their names; reports all faults at once. They must be
-        alike where one run reads them `together`."""
+        """Reads the corpora of `--data`, sorted by name; reports all faults. Those read `together` must be alike."""
         named = [split_word(str(word)) for word in words]
         if faults := [*find_name_faults(named)]:
             raise UserError("\n".join(faults))

@@ -73,8 +73,7 @@ class Mixture:
         sizes = sizes if any(sizes) else [1.0] * len(counts)
         first = sizes if mix is None else [mix.get(part.name, 0.0) for part in corpora.parts]
         last = first if last_mix is None else [last_mix.get(part.name, 0.0) for part in corpora.parts]
-        wanted = [np.array(each if any(each) else sizes, np.float64) for each in (first, last)]
-        shares = np.stack([divide_whole(each, WHOLE) for each in wanted])
+        shares = np.stack([divide_whole(1.0 * np.array(each if any(each) else sizes), WHOLE) for each in (first, last)])
         read = np.flatnonzero(shares.any(axis=0))
         chosen = corpora.select({corpora.parts[index].name for index in read})
         return cls(chosen, length, tuple(shares[0, read].tolist()), tuple(shares[1, read].tolist()))

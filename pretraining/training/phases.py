@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import count
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -265,7 +264,7 @@ class TrainingPhase:
                 scored.append((-(limit or 0), part.name, objective.score(objective.measure(found))))
         engine.deepspeed.train()
         figures = objective.score(objective.measure(totals))
-        scored.sort(key=itemgetter(0))
+        scored.sort(key=lambda each: each[0])
         by_corpus = {f"{figure}/{name}": value for _, name, own in scored for figure, value in own.items()}
         told = [join_first([f"{name} {objective.describe_figures(own)[0]}" for _, name, own in scored])]
         told = [*objective.describe_figures(figures), *(f"by corpus: {each}" for each in told if each)]

@@ -1,6 +1,7 @@
 """Measured mixtures: each row is kept at once, and the same command goes on with those that are missing."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
