@@ -149,10 +149,8 @@ def check_storage(report: Health, run: Any, wanted: Preflight, overrides: Sequen
     if corpora:
         report.same["data"] = corpora.fingerprint[:12]
     if free is not None and corpora and recipe:
-        sizes, at = (world.size, world.local_size), partial(find_earlier, wanted.out, wanted.branch)
-        run(
-            "recipe", lambda: health.check_recipe(free, recipe, overrides, corpora, *sizes, count_recorded_phases(at()))
-        )
+        check = partial(health.check_recipe, free, recipe, overrides, corpora, world.size, world.local_size)
+        run("recipe", lambda: check(count_recorded_phases(find_earlier(wanted.out, wanted.branch))))
     places = [split_word(word)[1] / MANIFEST for word in wanted.data]
     report.gone = "data" in report.faults and not all(map(os.path.exists, places))
 
