@@ -117,8 +117,8 @@ class TrainingPhase:
         """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more."""
         examples, kept = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
         shares = [share for name, share in zip(self._mixture.names, self._mixture.mean, strict=True) if name in kept]
-        divided = divide_whole(shares, examples) if examples and shares else []
-        return [max(1, int(count)) for count in divided] or [None] * len(shares)
+        divided: list[int] = divide_whole(shares, examples).tolist() if examples and shares else []
+        return [max(1, count) for count in divided] or [None] * len(shares)
 
     @property
     def notes(self) -> list[str]:
