@@ -19,7 +19,7 @@ from data_prep.common.files import absence, sha256
 from data_prep.running import Step
 from data_prep.seals import require_seal
 from data_prep.settings import NO_FORMULAS, Errors, Fact, list_by
-from data_prep.shards import KEPT_FORMAT, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
+from data_prep.shards import KEPT_FORMATS, MANIFEST, KeptFile, Manifest, OriginRecord, SourceRecord
 from data_prep.vocabulary.kinds.declaration import load_vocabulary
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import TokensRecord
@@ -211,9 +211,10 @@ def _read_origin(folder: Path, named: str) -> Origin:
         raise UserError(f"{named}: {absence(folder, 'folder')}")
     manifest = Manifest.read(folder)
     require_seal(folder / MANIFEST)
-    if manifest.kept and manifest.kept_format != KEPT_FORMAT:
+    if manifest.kept and manifest.kept_format not in KEPT_FORMATS:
         raise UserError(
-            f"{named}: its documents are of format {manifest.kept_format}, and this version reads {KEPT_FORMAT}\n"
+            f"{named}: its documents are of format {manifest.kept_format}, and this version reads "
+            f"{' and '.join(map(str, KEPT_FORMATS))}\n"
             "make the folder anew from the text"
         )
     return Origin(folder, manifest)

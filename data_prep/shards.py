@@ -44,7 +44,7 @@ DOCUMENTS_SCHEMA = make_schema(id=pa.string(), title=pa.string(), source=pa.stri
 NEAR_REPORT = "near-copies.csv"  # some near copies that were left out
 REPORT = "report.html"  # a page of the folder for readers, which is no content of it: the manifest has no record of it
 KEPT = "documents"  # the folder of documents in pieces
-KEPT_FORMAT = 2  # version of its files and of the rules by which text is cut
+KEPT_FORMATS = (1, 2)  # versions of its files and of the rules by which text is cut: that of 1.0, and that of today
 WORK = ".cloze-work"  # the folder of what a run needs until it is finished
 PLAN = f"{WORK}/plan.json"  # there from the beginning of a run to its end
 

@@ -21,7 +21,7 @@ from data_prep.readers.filters import Filter, describe_words, make_filters
 from data_prep.readers.reader import Problems
 from data_prep.seals import UNUSED, name_language
 from data_prep.settings import Fact, Settings, join_values, list_by, spell_flag
-from data_prep.shards import MANIFEST, Ingredients, RecordedSettings, SourceRecord
+from data_prep.shards import KEPT_FORMATS, MANIFEST, Ingredients, RecordedSettings, SourceRecord
 from data_prep.vocabulary.kinds.declaration import USUAL, find_kind
 from data_prep.vocabulary.kinds.wordpiece import describe_lost_marks
 from data_prep.vocabulary.source import find_vocabulary
@@ -89,6 +89,9 @@ def _print_origins(origins: Origins, folder: Path, console: Console) -> None:
         kept = origin.manifest.kept
         counts = f"{sum(file.rows for file in kept):,} documents, {sum(file.pieces for file in kept):,} pieces"
         print_line(console, f"{origin.folder}: {counts}, as they are")
+        if kept and origin.manifest.kept_format < KEPT_FORMATS[-1]:
+            older = "cut by the rules of an earlier version: some ends of sentences and long words are other ones"
+            print_line(console, f"{origin.folder}: {older}; --docs with its text cuts it anew")
 
 
 def _take_vocabulary(s: Settings, given: Vocabulary | None) -> Settings:

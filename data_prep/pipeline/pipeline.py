@@ -34,7 +34,7 @@ from data_prep.readers.reader import Problems, replace_path
 from data_prep.running import Runner
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Fact, Settings, list_by, spell_flag
-from data_prep.shards import FORMATS, KEPT_FORMAT, MANIFEST, PLAN, CorpusFigures, Manifest, VocabularyFigures
+from data_prep.shards import FORMATS, KEPT_FORMATS, MANIFEST, PLAN, CorpusFigures, Manifest, VocabularyFigures
 from data_prep.vocabulary.source import shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined, WorkFolder
@@ -180,7 +180,7 @@ class Pipeline:
             vocabulary_source=self._name_vocabulary(),
             files=tables,
             kept=[] if s.no_documents else [make_kept_file(record) for record in cut],
-            kept_format=KEPT_FORMAT,
+            kept_format=KEPT_FORMATS[-1],
             sets=made.figures,
             bytes=sum(file.size for file in (*made.tables, *(file for one in made.figures for file in one.shards))),
             fingerprint="",  # which `write` makes
@@ -287,6 +287,8 @@ def sum_corpus(chosen: Chosen, faults: Iterable[Faults], lost: list[str]) -> Cor
         by_source[record.source] += counts["documents"]
     if chosen.parts is not chosen.once:
         totals["weighed"] = sum(record.documents for record in chosen.parts)
+    if any(record.unknown and not record.characters for record in chosen.once):
+        totals["characters"] = totals["unknown_characters"] = 0  # documents of an earlier version do not count them
     faults = list(faults)
     totals["empty"] += sum(one.empty for one in faults)
     if lost:

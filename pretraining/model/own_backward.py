@@ -53,12 +53,4 @@ def with_backward(
     The backward pass takes the gradients of the results and the saved tensors. It returns the gradients of the first
     inputs; the other inputs get none. The inputs are passed by position.
     """
-    apply = find_apply(_OwnBackward)
-
-    @functools.wraps(forward)
-    def compute(*inputs: Inputs.args, **named: Inputs.kwargs) -> Result:
-        assert not named
-        found: Result = apply(forward, *inputs) if torch.is_grad_enabled() else forward(*inputs, **named)[0]
-        return found
-
-    return compute
+    return functools.update_wrapper(functools.partial(find_apply(_OwnBackward), forward), forward)

@@ -18,7 +18,7 @@ from data_prep import origins, shard, show, verify
 from data_prep.arrow_files import write_batches
 from data_prep.common.errors import UserError
 from data_prep.inspection.lookup import find_document
-from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, KEPT, KEPT_FORMAT, MANIFEST, Manifest
+from data_prep.shards import DOCUMENTS, DOCUMENTS_SCHEMA, KEPT, KEPT_FORMATS, MANIFEST, Manifest
 from data_prep.vocabulary.source import read_vocabulary
 from data_prep.work import WorkFolder
 from pretraining.config.overrides import RECIPES, load_recipe_and_data
@@ -208,8 +208,8 @@ def test_what_a_run_of_documents_leaves_is_sound_at_each_step_and_goes_on(made: 
 def test_documents_gone_or_edited_are_no_origin(moved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     of_documents, out = make(tmp_path / "shards", "--from", moved, *ASKED), tmp_path / "out"
     with monkeypatch.context() as later:
-        later.setattr(origins, "KEPT_FORMAT", KEPT_FORMAT + 1)
-        said = f"its documents are of format {KEPT_FORMAT}, and this version reads {KEPT_FORMAT + 1}"
+        later.setattr(origins, "KEPT_FORMATS", (KEPT_FORMATS[-1] + 1,))
+        said = f"its documents are of format {KEPT_FORMATS[-1]}, and this version reads {KEPT_FORMATS[-1] + 1}"
         assert said in tell(out, "--from", moved, code=2)
     (moved / MANIFEST).write_text((moved / MANIFEST).read_text().replace('"rows": ', '"rows": 1', 1))
     assert "it was edited" in tell(out, "--from", moved, code=2)
