@@ -44,7 +44,7 @@ class LargestGradient:
     def __init__(self, device: torch.device):
         self.addends = 1
         self.broken = torch.zeros((), dtype=torch.int64, device=device)
-        """not 0 after a gradient that was larger, or not finite"""
+        """1 after a gradient that was larger, 3 after one that was not finite"""
 
     @property
     def largest(self) -> float:
@@ -63,7 +63,7 @@ class LargestGradient:
         """Converts a gradient to units; what is too large becomes 0."""
         gradient = gradient.float()
         fits = gradient.abs() <= self.largest  # false for NaN
-        self.broken.bitwise_or_(fits.logical_not().any())
+        self.broken.bitwise_or_(fits.logical_not().any() + 2 * gradient.isfinite().logical_not().any())
         return torch.where(fits, gradient * UNITS, 0.0).round_().long()
 
 
@@ -202,7 +202,7 @@ class FixedPointZero1(Zero1):
 
     def _add_squares(self) -> Tensor:
         """Converts this rank's sums to fp32; adds up the squares of all. They are infinite after a gradient that was
-        too large on any rank."""
+        too large on any rank, NaN after one that was not finite."""
         squares = self.own_gradients[0].new_zeros(self._num_blocks + 1, dtype=torch.float64)
         sums = self.fp32_groups_gradient_flat_partition
         for units, gradients, (first, blocks) in zip(sums, self.own_gradients, self._blocks, strict=True):
@@ -211,7 +211,7 @@ class FixedPointZero1(Zero1):
             else:
                 gradients.copy_(units).mul_(1 / UNITS)
             squares[first : first + len(blocks)] = add_block_squares(gradients, blocks)
-        squares[-1] = torch.where(self.limit.broken != 0, math.inf, 0.0)
+        squares[-1] = torch.where(self.limit.broken == 1, math.inf, torch.where(self.limit.broken > 1, math.nan, 0.0))
         if self._ranks > 1:
             dist.all_reduce(squares, group=self._group)  # exact: of each number, all ranks but one add zeros
         return squares.sum()

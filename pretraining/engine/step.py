@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -40,6 +41,8 @@ class StepResult(NamedTuple):
     """the outputs of the model for each micro-batch, detached"""
     gradient_norm: Tensor | float | None
     """the norm over all ranks, before clipping"""
+    largest: float = math.inf
+    """the largest gradient that sums can take; the norm is infinite after a larger one"""
 
 
 def train_step(
@@ -60,8 +63,10 @@ def train_step(
     seed_step(engine, seeds)
     losses, outputs, deal = [], [], batches.deal
     turns = len(batches.micro) if deal is None else deal.turns
+    largest = math.inf
     if engine.same_bits:
-        engine.expect(turns if deal is None else deal.total)
+        assert deal is not None, "the micro-batches of all ranks limit a gradient"
+        largest = engine.expect(deal.total)
     for turn in range(turns):
         mark()
         if turn and gives_up():
@@ -79,7 +84,7 @@ def train_step(
         outputs.append(_detach(output))
     engine.step(learning_rate)
     mark()
-    return StepResult(losses, outputs, engine.gradient_norm)
+    return StepResult(losses, outputs, engine.gradient_norm, largest)
 
 
 def seed_step(engine: Engine, seeds: Seeds) -> None:
