@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,8 +40,8 @@ class StepResult(NamedTuple):
     """the outputs of the model for each micro-batch, detached"""
     gradient_norm: Tensor | float | None
     """the norm over all ranks, before clipping"""
-    largest: float = math.inf
-    """the largest gradient that sums can take; the norm is infinite after a larger one"""
+    largest: float | None = None
+    """with `same_bits`, the largest gradient that sums can take; the norm is infinite after a larger one"""
 
 
 def train_step(
@@ -63,7 +62,7 @@ def train_step(
     seed_step(engine, seeds)
     losses, outputs, deal = [], [], batches.deal
     turns = len(batches.micro) if deal is None else deal.turns
-    largest = math.inf
+    largest = None
     if engine.same_bits:
         assert deal is not None, "the micro-batches of all ranks limit a gradient"
         largest = engine.expect(deal.total)

@@ -61,7 +61,7 @@ class Guard:
         """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale. `counts`: the
         losses of this rank enter the sum over ranks; of ranks that share a model, only those of the first do."""
         self._rank, self._ranks, self._spike, self._scaled, self._counts = rank, ranks, spike, scaled, counts
-        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, float, list[Array]]] = []
+        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
@@ -84,8 +84,8 @@ class Guard:
                 whose = f"it is not known which of {self._ranks} ranks had what made it so"
                 if self._ranks == 1:
                     whose = f"rank 0 had {name_examples([row for rows in examples for row in rows])}"
-                is_large = norm == math.inf > largest
-                what = f"{LIMITED}{largest:,.5g}," if is_large else f"the norm of the gradient is {float(norm)}"
+                what = f"the norm of the gradient is {float(norm)}"
+                what = f"{LIMITED}{largest:,.5g}," if largest is not None and norm == math.inf else what
                 return Finding(step, batch, f"{what} at step {step}; {whose}", True)
             self.recent.append(sum(map(float, losses)) * self._counts)
         return None

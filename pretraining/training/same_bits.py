@@ -38,8 +38,7 @@ def choose_threads(latest: Saved | None, request: Request, context: Context) -> 
     default = group.default_threads(context.world)
     kept: int = (find_kept(latest, request) or {}).get("threads of a rank") or default
     if kept > default and context.world.rank == 0:
-        why = "parallel.same_bits keeps those of the first start"
-        context.warn(f"{kept} threads a rank, but cores for {default}: {why}")
+        context.warn(f"parallel.same_bits keeps the first start's {kept} threads a rank; cores are for {default}")
     return request.recipe.compute.threads or kept
 
 

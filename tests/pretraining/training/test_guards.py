@@ -21,7 +21,7 @@ from pretraining.training.trainer import Trainer
 GOOD, BAD = 5.0, math.inf
 
 
-def add(guard: Guard, step: int, losses: list[float], norm: float, largest: float = math.inf) -> None:
+def add(guard: Guard, step: int, losses: list[float], norm: float, largest: float | None = None) -> None:
     """Gives a guard a step of two micro-batches, which is ten batches on in the order of the phase."""
     batches = [random_batch([3, 3], 50, first=first) for first in (1, 4)]
     result = StepResult([torch.tensor(loss) for loss in losses], [None, None], norm, largest)
