@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from support.faults import Capacity, kill_one_after
 from support.marks import slow
+from support.shards import CORPORA, make_three_corpora
 from support.training import COMMAND, SAVES, Place, assert_ended, assert_refused, assert_well, launch, measured, train
 from torch import Tensor
 
@@ -42,6 +43,7 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert measured(run) == measured(wanted)
+    assert (wanted / "export" / "model.safetensors").exists()
     for name in ("export", "averaged"):
         files = ([*each.glob(f"{name}/model.safetensors")] for each in (run, wanted))
         one, other = ([path.read_bytes() for path in found] for found in files)
@@ -111,6 +113,16 @@ def test_a_run_whose_ranks_change_has_the_bits_of_one_whose_do_not(shared: Place
         assert launch([*command, *words], ranks, fault=victim).wait()[ranks - 1].code == -signal.SIGKILL
     assert "continues after step" in assert_well(train(command, 1))
     assert_same_bits(shared.folder / "changing", runs.make("adamw", 1))
+
+
+@pytest.mark.slow
+def test_a_mixture_has_the_same_bits(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_three_corpora(tmp_path_factory.getbasetemp())
+    mixture = ["--phases.0.mix", "{ wiki = 0.5, books = 0.3, code = 0.2 }", "--phases.1.mix", "{ wiki = 1.0 }"]
+    words = [*SAME, *THREADS, *mixture, "--data", *(f"{name}={folder / name}" for name in CORPORA)]
+    for ranks in (1, 2):
+        shared.train(f"mixture on {ranks}", *words, ranks=ranks)
+    assert_same_bits(shared.folder / "mixture on 2", shared.folder / "mixture on 1")
 
 
 def test_a_run_begun_without_says_from_where_the_bits_are_the_same(shared: Place) -> None:

@@ -129,7 +129,8 @@ def test_squares_of_blocks_do_not_depend_on_the_share() -> None:
 
 
 def make_step(factor: float, wire: str) -> tuple[float, bool]:
-    """A step in which the last rank's loss has a factor; returns its norm, and whether weights moved."""
+    """A step in which the last rank's loss has a factor, and this rank fewer micro-batches than others; returns its
+    norm, and whether weights moved."""
     if wire == "network":
         vars(gradients)["find_neighbours"] = lambda *_: None
     import torch.distributed as dist
@@ -138,8 +139,9 @@ def make_step(factor: float, wire: str) -> tuple[float, bool]:
     settings = EngineSettings(precision=Precision(dtype="fp32"), parallel=Parallel(same_bits=True))
     engine = Engine(build_model(SMALL).initialize(1), settings, CPU)
     before = {name: weight.clone() for name, weight in engine.weights()}
-    batch = random_batch([9, 5, 12], engine.model.shape.vocabulary, rank)
-    batches = PretrainingBatches((batch,), 3 * ranks, ranks * len(batch.labels), deal=Deal(rank, ranks, ranks))
+    deal = Deal(rank, ranks, 2 * ranks - 1)
+    micro = (random_batch([9, 5, 12], engine.model.shape.vocabulary, at) for at in range(rank, deal.total, ranks))
+    batches = PretrainingBatches(tuple(micro), 3 * deal.total, 8 * deal.total, deal=deal)
     own = factor if rank == ranks - 1 else 1.0
     norm = train_step(engine, batches, 1e-3, Seeds(1, 1), lambda *given: MLM.loss(*given) * own).gradient_norm
     moved = any(not torch.equal(weight, before[name]) for name, weight in engine.weights())
