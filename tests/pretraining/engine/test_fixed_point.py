@@ -25,6 +25,7 @@ from pretraining.engine.fixed_point import (
     LargestGradient,
     add_block_squares,
     find_blocks,
+    find_runs,
     lay_out,
 )
 from pretraining.engine.step import Seeds, train_step
@@ -121,11 +122,12 @@ def test_no_share_ends_within_a_block(sizes: list[int], ranks: int) -> None:
 def test_squares_of_blocks_do_not_depend_on_the_share() -> None:
     flat = torch.randn(5 * BLOCK)
     blocks = torch.tensor([(0, BLOCK), (BLOCK + 64, 77), (2 * BLOCK, BLOCK), (4 * BLOCK, 9000)])
-    squares = add_block_squares(flat, blocks)
+    squares = add_block_squares(flat, blocks, [find_runs(blocks)])
     wanted = [float(flat[at : at + length].double().square().sum()) for at, length in blocks.tolist()]
     assert squares.tolist() == pytest.approx(wanted, rel=1e-14)
-    cut = add_block_squares(flat[2 * BLOCK :].clone(), blocks[2:] - torch.tensor([2 * BLOCK, 0]))
-    assert torch.equal(cut, squares[2:])
+    later = blocks[2:] - torch.tensor([2 * BLOCK, 0])
+    assert torch.equal(add_block_squares(flat[2 * BLOCK :].clone(), later, [find_runs(later)]), squares[2:])
+    assert len(add_block_squares(flat, blocks[:0], [find_runs(blocks[:0])])) == 0, "of a rank whose share has none"
 
 
 def make_step(factor: float, wire: str) -> tuple[float, bool]:
