@@ -141,7 +141,7 @@ def add_block_squares(flat: Tensor, blocks: Tensor, runs: Sequence[Runs]) -> Ten
         kernels.call("add_block_squares", flat, squares, blocks, len(blocks))
         return squares
     zeros = flat.new_zeros(BLOCK)
-    for stack, own in zip(squares.split(STACK), runs, strict=True):
+    for stack, own in zip(torch.split(squares, STACK), runs, strict=True):
         rows = torch.cat([zeros[:0], *(each for at, to in own for each in (flat[at:to], zeros[: (at - to) % BLOCK]))])
         halves = rows.view(-1, BLOCK).double().square_()
         while halves.shape[1] > 1:  # additions of two numbers each: no shape or device has another order
@@ -172,7 +172,7 @@ class FixedPointZero1(Zero1):
             blocks, begin = find_blocks(layout, each), dist.get_rank(group) * layout.total // ranks
             is_before, ends = blocks[:, 0] < begin, begin + layout.total // ranks
             own = blocks[~is_before & (blocks[:, 0] < ends)] - torch.tensor([begin, 0])
-            runs = [*map(find_runs, own.split(STACK))]
+            runs = [*map(find_runs, torch.split(own, STACK))]
             self._blocks.append((self._num_blocks + int(is_before.sum()), own, runs))
             self._num_blocks += len(blocks)
 
