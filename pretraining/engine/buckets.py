@@ -34,7 +34,7 @@ class Bucket:
         """
         self.sums, self.views, self.shares = sums, views, shares
         places = [self.place(number) for number in views]
-        self.has_gaps = any(one.stop != other.start for one, other in pairwise(places))
+        self.has_gaps = any(one.stop != other.start for one, other in pairwise(places))  # numbers of no parameter
         self.gathers = sums.device.type != "cpu"
         """whether gradients are kept until all are there: launching a large operation costs no more than a small one"""
         self.kept: dict[int, Tensor] = {}

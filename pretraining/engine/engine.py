@@ -92,9 +92,11 @@ class Engine:
         whole = loss * self.mesh.data_ranks if averages else loss
         self.deepspeed.backward(whole, scale_wrt_gas=False)
 
-    def expect(self, gradients: int) -> None:
-        """Takes the number of micro-batches of the next step, over all ranks. For `same_bits` alone."""
+    def expect(self, gradients: int) -> float:
+        """Takes the number of micro-batches of the next step, over all ranks; returns the largest gradient that sums
+        can take. For `same_bits` alone."""
         self.deepspeed.optimizer.limit.addends = gradients
+        return float(self.deepspeed.optimizer.limit.largest)
 
     def join_gradients(self, mark: Callable[[], None]) -> None:
         """Adds the gradients of other ranks where this one has no last micro-batch. For `same_bits` alone."""

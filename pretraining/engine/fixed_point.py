@@ -44,7 +44,7 @@ class LargestGradient:
     def __init__(self, device: torch.device):
         self.addends = 1
         self.broken = torch.zeros((), dtype=torch.int64, device=device)
-        """not 0 after a gradient that was larger, or not finite"""
+        """1 after a gradient that was larger, 3 after one that was not finite"""
 
     @property
     def largest(self) -> float:
@@ -63,7 +63,7 @@ class LargestGradient:
         """Converts a gradient to units; what is too large becomes 0."""
         gradient = gradient.float()
         fits = gradient.abs() <= self.largest  # false for NaN
-        self.broken.bitwise_or_(fits.logical_not().any())
+        self.broken.bitwise_or_(fits.logical_not().any() + 2 * gradient.isfinite().logical_not().any())
         return torch.where(fits, gradient * UNITS, 0.0).round_().long()
 
 
@@ -122,7 +122,10 @@ def find_blocks(places: ParameterPlaces, sizes: Sequence[int]) -> Tensor:
     return torch.tensor(blocks)
 
 
-def find_runs(blocks: Tensor) -> list[tuple[int, int]]:
+Runs = list[tuple[int, int]]
+
+
+def find_runs(blocks: Tensor) -> Runs:
     """Joins blocks that lie end to end, if all but the last are full; lists where each such run begins and ends."""
     ends = blocks.sum(1)
     is_last = torch.ones(len(blocks), dtype=torch.bool)
@@ -131,21 +134,20 @@ def find_runs(blocks: Tensor) -> list[tuple[int, int]]:
     return [*zip(blocks[is_first, 0].tolist(), ends[is_last].tolist(), strict=True)]
 
 
-def add_block_squares(flat: Tensor, blocks: Tensor) -> Tensor:
-    """Adds up the squares of each block of a flat tensor, in fp64: (blocks,)."""
+def add_block_squares(flat: Tensor, blocks: Tensor, runs: Sequence[Runs]) -> Tensor:
+    """Adds up the squares of each block of a flat tensor, in fp64: (blocks,). `runs` are those of STACK blocks each."""
     squares = torch.empty(len(blocks), dtype=torch.float64, device=flat.device)
     if kernels.usable(flat):
         kernels.call("add_block_squares", flat, squares, blocks, len(blocks))
         return squares
     zeros = flat.new_zeros(BLOCK)
-    for begin in range(0, len(blocks), STACK):
-        runs = find_runs(blocks[begin : begin + STACK])
-        rows = torch.cat([each for at, end in runs for each in (flat[at:end], zeros[: (at - end) % BLOCK])])
+    for stack, own in zip(torch.split(squares, STACK), runs, strict=True):
+        rows = torch.cat([zeros[:0], *(each for at, to in own for each in (flat[at:to], zeros[: (at - to) % BLOCK]))])
         halves = rows.view(-1, BLOCK).double().square_()
         while halves.shape[1] > 1:  # additions of two numbers each: no shape or device has another order
             one, other = halves.chunk(2, 1)
             halves = one + other
-        squares[begin : begin + STACK] = halves[:, 0]
+        stack.copy_(halves[:, 0])
     return squares
 
 
@@ -163,14 +165,15 @@ class FixedPointZero1(Zero1):
         super().__init__(optimizer, engine)
         self.asks_ranks = True  # also a rank alone: no graph has the conversion of sums in it
         self.own_gradients = [torch.zeros_like(weights).detach() for weights in self.fp32_groups_flat_partition]
-        self._blocks: list[tuple[int, Tensor]] = []
-        """of each flat tensor, the blocks in this rank's share, and the number of the first among all blocks"""
+        self._blocks: list[tuple[int, Tensor, list[Runs]]] = []
+        """of each flat tensor, the number of the first block in this rank's share, these blocks, and their runs"""
         self._num_blocks = 0
         for layout, each in zip(self._layouts, sizes, strict=True):
             blocks, begin = find_blocks(layout, each), dist.get_rank(group) * layout.total // ranks
             is_before, ends = blocks[:, 0] < begin, begin + layout.total // ranks
             own = blocks[~is_before & (blocks[:, 0] < ends)] - torch.tensor([begin, 0])
-            self._blocks.append((self._num_blocks + int(is_before.sum()), own))
+            runs = [*map(find_runs, torch.split(own, STACK))]
+            self._blocks.append((self._num_blocks + int(is_before.sum()), own, runs))
             self._num_blocks += len(blocks)
 
     def choose_exchange(self, parameters: Sequence[Tensor], wire: torch.dtype) -> Exchange:  # noqa: ARG002
@@ -202,16 +205,16 @@ class FixedPointZero1(Zero1):
 
     def _add_squares(self) -> Tensor:
         """Converts this rank's sums to fp32; adds up the squares of all. They are infinite after a gradient that was
-        too large on any rank."""
+        too large on any rank, NaN after one that was not finite."""
         squares = self.own_gradients[0].new_zeros(self._num_blocks + 1, dtype=torch.float64)
         sums = self.fp32_groups_gradient_flat_partition
-        for units, gradients, (first, blocks) in zip(sums, self.own_gradients, self._blocks, strict=True):
+        for units, gradients, (first, blocks, runs) in zip(sums, self.own_gradients, self._blocks, strict=True):
             if kernels.usable(gradients):
                 kernels.call("take_fixed", gradients, units, len(units))
             else:
                 gradients.copy_(units).mul_(1 / UNITS)
-            squares[first : first + len(blocks)] = add_block_squares(gradients, blocks)
-        squares[-1] = torch.where(self.limit.broken != 0, math.inf, 0.0)
+            squares[first : first + len(blocks)] = add_block_squares(gradients, blocks, runs)
+        squares[-1] = torch.where(self.limit.broken == 1, math.inf, torch.where(self.limit.broken > 1, math.nan, 0.0))
         if self._ranks > 1:
             dist.all_reduce(squares, group=self._group)  # exact: of each number, all ranks but one add zeros
         return squares.sum()

@@ -162,8 +162,8 @@ class Zero1(BF16_Optimizer):  # type: ignore[misc]
                     bucket.rows.clear()
             self._lazy_init_hp_params_optimizer_state()
             self.update_lp_params()
-        norm = math.inf if self.overflow else self._norm
-        self._global_grad_norm = norm.clone() if isinstance(norm, Tensor) else norm  # a graph writes the next one there
+        norm = self._norm  # a graph writes the next one there
+        self._global_grad_norm = norm.clone() if isinstance(norm, Tensor) else norm
         self.clear_hp_grads()
 
     def update_lp_params(self) -> None:

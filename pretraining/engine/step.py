@@ -40,6 +40,8 @@ class StepResult(NamedTuple):
     """the outputs of the model for each micro-batch, detached"""
     gradient_norm: Tensor | float | None
     """the norm over all ranks, before clipping"""
+    largest: float | None = None
+    """with `same_bits`, the largest gradient that sums can take; the norm is infinite after a larger one"""
 
 
 def train_step(
@@ -60,8 +62,10 @@ def train_step(
     seed_step(engine, seeds)
     losses, outputs, deal = [], [], batches.deal
     turns = len(batches.micro) if deal is None else deal.turns
+    largest = None
     if engine.same_bits:
-        engine.expect(turns if deal is None else deal.total)
+        assert deal is not None, "the micro-batches of all ranks limit a gradient"
+        largest = engine.expect(deal.total)
     for turn in range(turns):
         mark()
         if turn and gives_up():
@@ -79,7 +83,7 @@ def train_step(
         outputs.append(_detach(output))
     engine.step(learning_rate)
     mark()
-    return StepResult(losses, outputs, engine.gradient_norm)
+    return StepResult(losses, outputs, engine.gradient_norm, largest)
 
 
 def seed_step(engine: Engine, seeds: Seeds) -> None:

@@ -89,7 +89,7 @@ def pack(rows: Rows, pieces: Array, chosen: Array, labels: Array, one_way: int =
 
 
 class Deal(NamedTuple):
-    """Which of the micro-batches of a step a rank computes: every one whose number leaves `rank` by `ranks`."""
+    """Which of the micro-batches of a step a rank computes: those whose number modulo `ranks` is `rank`."""
 
     rank: int
     ranks: int

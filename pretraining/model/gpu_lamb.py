@@ -128,8 +128,8 @@ def step(
 ) -> Tensor:
     """Makes one step of flat tensors, each given as weights, gradients, and both averages; overwrites the gradients by
     the updates. Weights move by trust ratios if it `adapts`. Returns the squares of weights and updates of all slots,
-    (slots, 2), in fp64. Ranks add up the squares of their slots or, where they count the chunks of all, of chunks: then
-    the order of addition is the same on any ranks."""
+    (slots, 2), in fp64. Ranks add up the squares of their slots; with `same_bits`, those of all chunks, so that the
+    order of addition does not depend on ranks."""
     sizes: dict[str, Any] = {"chunk": CHUNK, "tile": TILE, "num_warps": 8}
     numbers = [value for beta in factors.betas for value in (math.log(beta) if beta else -math.inf, beta, 1 - beta)]
     slots = [len(each.begins) - 1 for each in chunks]

@@ -135,7 +135,8 @@ class Target:
         shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.corpora)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
-        return work, StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
+        exchange = StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
+        return work, exchange._replace(gradient_bytes=8) if self.recipe.parallel.same_bits else exchange
 
 
 @dataclass(frozen=True)

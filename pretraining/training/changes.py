@@ -87,9 +87,8 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     counts, (phase, done) = recipe.phase_steps(), (run.state.phase, run.state.phase_step)
     if counts is not None and phase < len(counts) and counts[phase] < done:
         fault = f"phases.{phase} has {counts[phase]} steps in this recipe, of which {done} are done"
-        raise UserError(
-            f"{place}: {fault}; give as many, or {'name a new folder' if branch is None else 'an earlier @STEP'}"
-        )
+        cure = "name a new folder" if branch is None else "an earlier @STEP"
+        raise UserError(f"{place}: {fault}; give as many, or {cure}")
     if moved := find_moved_end(run, recipe):
         raise UserError(f"{place}: {moved}")
     if branch is not None and run.state.phase >= len(recipe.phases):

@@ -25,6 +25,8 @@ from pretraining.processes.group import find_greatest, host_group
 from pretraining.training.skips import Skip
 
 CURE = "lower the learning rate, lengthen its warm-up or clip the gradient (optimizer.clip)"
+LIMITED = "a gradient is above the limit of parallel.same_bits, "
+LIMIT_CURE = "go on with --parallel.same_bits false, or begin a new run with a larger micro_batch"
 REMEMBERED = 20
 """Number of logged losses whose median a leap is measured against."""
 MOST = 1 << 32
@@ -59,7 +61,7 @@ class Guard:
         """`scaled`: the loss is scaled, so a gradient that is not finite only lowers the scale. `counts`: the
         losses of this rank enter the sum over ranks; of ranks that share a model, only those of the first do."""
         self._rank, self._ranks, self._spike, self._scaled, self._counts = rank, ranks, spike, scaled, counts
-        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, list[Array]]] = []
+        self._kept: list[tuple[int, int, list[Tensor], Tensor | float | None, float | None, list[Array]]] = []
         self.losses: deque[float] = deque(maxlen=REMEMBERED)
         """the latest losses that were logged in this phase"""
         self.recent: deque[float] = deque(maxlen=REMEMBERED)
@@ -68,12 +70,12 @@ class Guard:
     def add(self, step: int, batch: int, result: StepResult, batches: StepBatches[Any]) -> None:
         """Keeps the result of a step of this rank, and the examples of its micro-batches."""
         examples = [micro.examples for micro in batches.micro]
-        self._kept.append((step, batch, result.losses, result.gradient_norm, examples))
+        self._kept.append((step, batch, result.losses, result.gradient_norm, result.largest, examples))
 
     def first_fault(self) -> Finding | None:
         """Finds the first fault since the last call."""
         kept, self._kept = self._kept, []
-        for step, batch, losses, norm, examples in kept:
+        for step, batch, losses, norm, largest, examples in kept:
             for loss, own in zip(losses, examples, strict=True):
                 if not bool(torch.isfinite(loss)):
                     text = f"the loss is {float(loss)} at step {step} on rank {self._rank}, of {name_examples(own)}"
@@ -82,8 +84,9 @@ class Guard:
                 whose = f"it is not known which of {self._ranks} ranks had what made it so"
                 if self._ranks == 1:
                     whose = f"rank 0 had {name_examples([row for rows in examples for row in rows])}"
-                text = f"the norm of the gradient is {float(norm)} at step {step}; {whose}"
-                return Finding(step, batch, text, True)
+                what = f"the norm of the gradient is {float(norm)}"
+                what = f"{LIMITED}{largest:,.5g}," if largest is not None and norm == math.inf else what
+                return Finding(step, batch, f"{what} at step {step}; {whose}", True)
             self.recent.append(sum(map(float, losses)) * self._counts)
         return None
 

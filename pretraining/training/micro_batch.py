@@ -33,7 +33,7 @@ from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
 
 Found = Mapping[str, FoundMicroBatch]
-LESS_MEMORY = "a higher parallel.zero, compute.checkpoint_activations = true, or more ranks"
+LESS_MEMORY = "compute.checkpoint_activations = true, or more ranks"
 
 
 class MicroBatches:
@@ -75,9 +75,11 @@ class MicroBatches:
             found = min(gather(own, fault))
             if before is None or not self._keeps:
                 self.found[phase.name] = FoundMicroBatch(found, conditions)
-            elif found != before.sequences and self._context.world.rank == 0:
+            elif found > before.sequences and self._context.world.rank == 0:
                 kept = f"parallel.same_bits keeps {before.sequences}, of the first start"
                 self._context.warn(f"micro-batch of phase {phase.name}: {found} would fit, but {kept}")
+            elif self._context.world.rank == 0 and not self._make_trial(phase)(before.sequences):
+                self._context.warn(self._describe_shortage(number, phase, before.sequences))
         if self._context.world.rank == 0:
             found = self.found[phase.name].sequences
             self._context.console.print(f"micro-batch of phase {phase.name}: {found} (auto)", markup=False)
@@ -106,7 +108,9 @@ class MicroBatches:
         """Says that a micro-batch of this size does not fit, and which one does, of full sequences."""
         smaller, room = self.find_largest(phase, below=size), self._room
         where = f"{room.usable / 1e9:.1f} GB of a rank" if room.on_cpu else f"{room.size / 1e9:.1f} GB of this GPU"
-        cure = f"give {smaller}, or see what else takes memory there" if smaller else f"take {LESS_MEMORY}"
+        less = LESS_MEMORY if self._request.recipe.parallel.same_bits else f"a higher parallel.zero, {LESS_MEMORY}"
+        given = f"give {smaller}{' and --parallel.same_bits false' * self._keeps}"
+        cure = f"{given}, or see what else takes memory there" if smaller else f"take {less}"
         given = f"phases.{number}.micro_batch = {show_value(phase.micro_batch)}"
         return f"{given}: {size} x {phase.length} pieces do not fit into the {where}; {cure}"
 

@@ -195,9 +195,11 @@ class TrainingPhase:
         done = f", {state.phase_step:,} of them done" if state.phase_step else ""
         count, stored = len(self._request.recipe.phases), self._dataset.stored
         cut = f", cut out of examples of {stored}" if stored > phase.length else ""
+        most = "up to " if self.count % (ranks := self._mesh.data_ranks) else ""
+        idle = f" ({ranks - self.count} of {ranks} ranks have no work)" if self.count < ranks else ""
         return (
             f"phase {phase.name} ({self.number + 1} of {count}): {amount}{done}; a step: {phase.batch:,} "
-            f"sequences of length {phase.length}{cut}, {self.accumulation} x {self.micro_batch} a rank"
+            f"sequences of length {phase.length}{cut}, {most}{self.accumulation} x {self.micro_batch} a rank{idle}"
         )
 
     def copy_positions(self, engine: Engine, known: int) -> str | None:

@@ -41,7 +41,7 @@ from pretraining.processes.watchdog import Watch
 from pretraining.training.branching import begin_branch
 from pretraining.training.changes import continue_run, describe_jump, list_changes
 from pretraining.training.finishing import finish_run
-from pretraining.training.guards import CURE, DivergedError
+from pretraining.training.guards import CURE, LIMIT_CURE, LIMITED, DivergedError
 from pretraining.training.origin import StartingPoint
 from pretraining.training.request import Request
 from pretraining.training.resuming import find_latest, find_starting_point, set_leaps_aside
@@ -157,9 +157,10 @@ def leave_out(wrong: Skip, request: Request, context: Context, trainer: Trainer)
     """Notes the batches to skip; raises SharedError after too many rollbacks."""
     allowed, before = request.recipe.guards.rollbacks, len(trainer.skips)
     if before >= allowed:
+        cure = LIMIT_CURE if wrong.reason.startswith(LIMITED) else CURE
         raise SharedError(
             f"{wrong.reason}\n{before} time{'s' * (before != 1)} before, the run has gone back to a checkpoint for "
-            f"such a reason (guards.rollbacks = {allowed}); {CURE}, and allow more rollbacks"
+            f"such a reason (guards.rollbacks = {allowed}); {cure}, and allow more rollbacks"
         )
     if context.world.rank == 0:
         write_skips(request.out, [*trainer.skips, wrong])

@@ -21,7 +21,7 @@ from pretraining.training.request import Request
 CURES = {
     "threads of a rank": "give --compute.threads {}",
     "precision.dtype": "give --precision.dtype {}",
-    "kernels": "start where they are the same, with the same compiler and CXX",
+    "kernels": "start on such a device, with the same compiler and CXX",
     "torch": "go on with that version",
 }
 """How to have again what a run kept, by its names in a checkpoint."""
@@ -34,10 +34,12 @@ def find_kept(latest: Saved | None, request: Request) -> dict[str, Any] | None:
 
 def choose_threads(latest: Saved | None, request: Request, context: Context) -> int:
     """Chooses the threads of a rank on a CPU: those of the recipe, those that the run keeps, or as many as there are
-    cores for."""
-    kept = find_kept(latest, request) or {}
-    kept_threads: int = kept.get("threads of a rank") or group.default_threads(context.world)
-    return request.recipe.compute.threads or kept_threads
+    cores for; warns where the run keeps more than these."""
+    default = group.default_threads(context.world)
+    kept: int = (find_kept(latest, request) or {}).get("threads of a rank") or default
+    if kept > default and context.world.rank == 0:
+        context.warn(f"parallel.same_bits keeps the first start's {kept} threads a rank; cores are for {default}")
+    return request.recipe.compute.threads or kept
 
 
 def describe_conditions(request: Request, context: Context) -> dict[str, Any] | None:
@@ -50,9 +52,9 @@ def describe_conditions(request: Request, context: Context) -> dict[str, Any] | 
     ours = f"{cpu_kernels.describe_arithmetic()}, {cpu_kernels.vector_bits()} bits"
     kernels = f"{ours}, {torch.backends.cpu.get_cpu_capability()}, {maker}"
     return {
+        "kernels": kernels if on_cpu else read_name(device),  # first: on another device, all else differs too
         "threads of a rank": torch.get_num_threads() if on_cpu else 0,
         "precision.dtype": name_dtype(choose_dtype(request.recipe.precision.dtype, device)),
-        "kernels": kernels if on_cpu else read_name(device),
         "torch": torch.__version__,
     }
 

@@ -25,7 +25,7 @@ from pretraining.training.skips import Skip, read_skips, write_skips
 LEAPS = "--phases.0.steps 26 --guards.spike 4 --logging.every 2 --checkpoints.every 11".split()
 LEAPS += ["--checkpoints.keep_at", "[23]"]
 """a run that can go back where the loss leaps, and has a checkpoint between the bad batch and the line that tells"""
-BLAME = "the norm of the gradient is inf at step 3; it is not known which of 2 ranks had what made it so"
+BLAME = "the norm of the gradient is nan at step 3; it is not known which of 2 ranks had what made it so"
 
 
 def without(place: Place, name: str, batch: int, *more: object, count: int = 1) -> Path:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.faults import kill_one_after
+from support.faults import Capacity, kill_one_after
 from support.marks import slow
+from support.shards import CORPORA, make_three_corpora
 from support.training import COMMAND, SAVES, Place, assert_ended, assert_refused, assert_well, launch, measured, train
 from torch import Tensor
 
@@ -42,6 +43,7 @@ def assert_same_bits(run: Path, wanted: Path) -> None:
     assert ours.keys() == theirs.keys()
     assert [name for name in theirs if not torch.equal(ours[name], theirs[name])] == []
     assert measured(run) == measured(wanted)
+    assert (wanted / "export" / "model.safetensors").exists()
     for name in ("export", "averaged"):
         files = ([*each.glob(f"{name}/model.safetensors")] for each in (run, wanted))
         one, other = ([path.read_bytes() for path in found] for found in files)
@@ -74,7 +76,9 @@ class Runs:
         name = f"{way} on {ranks}"
         if not (self._place.folder / name).exists():
             fault = partial(cpu_kernels.allow, False) if way == "plain operations" else None
-            self._place.train(name, *SAME, *THREADS, *WAYS[way], ranks=ranks, fault=fault)
+            said = self._place.train(name, *SAME, *THREADS, *WAYS[way], ranks=ranks, fault=fault)
+            assert ("up to 1 x 12 a rank (1 of 3 ranks have no work)" in said) == (ranks == 3)
+            assert ("up to 2 x 3 a rank\n" in said) == (ranks == 3)
         return self._place.folder / name
 
 
@@ -111,6 +115,16 @@ def test_a_run_whose_ranks_change_has_the_bits_of_one_whose_do_not(shared: Place
     assert_same_bits(shared.folder / "changing", runs.make("adamw", 1))
 
 
+@pytest.mark.slow
+def test_a_mixture_has_the_same_bits(shared: Place, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = make_three_corpora(tmp_path_factory.getbasetemp())
+    mixture = ["--phases.0.mix", "{ wiki = 0.5, books = 0.3, code = 0.2 }", "--phases.1.mix", "{ wiki = 1.0 }"]
+    words = [*SAME, *THREADS, *mixture, "--data", *(f"{name}={folder / name}" for name in CORPORA)]
+    for ranks in (1, 2):
+        shared.train(f"mixture on {ranks}", *words, ranks=ranks)
+    assert_same_bits(shared.folder / "mixture on 2", shared.folder / "mixture on 1")
+
+
 def test_a_run_begun_without_says_from_where_the_bits_are_the_same(shared: Place) -> None:
     command = shared.command("late", *SAME)
     first = [word if word != "true" else "false" for word in command]
@@ -134,10 +148,14 @@ def test_what_would_give_other_bits_is_refused(shared: Place, words: list[str], 
 
 def test_a_micro_batch_that_was_found_is_kept_on_other_ranks(shared: Place) -> None:
     auto = [*SAME, *THREADS, "--phases.0.micro-batch", "auto", "--phases.1.micro-batch", "auto"]
-    shared.train("found", *auto, ranks=1)
-    assert_well(train(shared.command("found on 2", *auto, "--stop-after", "short"), 1))
-    done = train(shared.command("found on 2", *auto), 2)
-    assert "6 would fit, but parallel.same_bits keeps 12, of the first start" in done[0].errors
+    shared.train("found", *auto, ranks=1, fault=Capacity((4,)))
+    command = shared.command("found on 2", *auto)
+    assert_well(train([*command, "--stop-after", "short"], 1, fault=Capacity((4,))))
+    short = launch(command, 2, fault=Capacity((3, 3))).wait()[0].errors
+    assert short.startswith('warning: phases.1.micro_batch = "auto": 4 x 64 pieces do not fit into the ')
+    assert "; give 3 and --parallel.same_bits false, or " in short
+    assert "would fit" not in short
+    assert "6 would fit, but parallel.same_bits keeps 4, of the first start" in train(command, 2)[0].errors
     assert_same_bits(shared.folder / "found on 2", shared.folder / "found")
 
 

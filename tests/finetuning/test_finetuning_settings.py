@@ -59,8 +59,11 @@ def test_every_mistake_is_reported_at_once(tmp_path: Path) -> None:
         f'{mine}: search.learning_rates.1 = "x": should be a valid number',
     ]
     mine.write_text("[parallel]\nzero = 1\n")
-    assert faults(mine, "--parallel.offload", "all", "--features.hidden", "5") == [
+    words = "--parallel.offload all --features.hidden 5 --parallel.same_bits true"
+    assert faults(mine, *words.split()) == [
         '--parallel.offload = "all": needs parallel.zero = 3; it is 1',
+        '--parallel.same_bits = true: not with parallel.offload = "all"; take "none"',
+        "--parallel.same_bits = true: is for pre-training; leave it out",
         "--features.hidden = 5: one half is for each direction; take an even number, as 6",
     ]
 

@@ -20,7 +20,7 @@ from pretraining.engine.deepspeed_config import EngineSettings
 from pretraining.engine.engine import Engine
 from pretraining.engine.precision import set_arithmetic
 from pretraining.engine.step import Seeds, train_step
-from pretraining.model.batch import PretrainingBatches
+from pretraining.model.batch import Deal, PretrainingBatches
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
 from pretraining.processes.group import connect, disconnect
@@ -34,7 +34,7 @@ def make_steps(engine: Engine, lengths: Sequence[int], factors: Sequence[float])
     kept = []
     for step, factor in enumerate(factors):
         batch = random_batch(lengths, engine.model.shape.vocabulary, step)
-        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels))
+        batches = PretrainingBatches((batch,), len(batch.lengths), len(batch.labels), deal=Deal(0, 1, 1))
         train_step(engine, batches, 1e-3, Seeds(step, step), lambda *given, by=factor: MLM.loss(*given) * by)
         states = [each for flat in engine.flat_tensors for each in engine.optimizer.get_state(flat.tensor).values()]
         kept.append([each.clone() for each in (*(weight for _, weight in engine.weights()), *states)])

@@ -43,7 +43,8 @@ void add_squares(const float* numbers, double* sum, int64_t count, int64_t threa
     if (*sum > double(FLT_MAX)) *sum = INFINITY;
 }
 
-// Gradients in units of 2^-50, so that sums of any order are the same. One beyond `limit` makes `broken` 1.
+// Gradients in units of 2^-50, so that sums of any order are the same. One beyond `limit` sets bit 0 of `broken`,
+// one that is not finite also bit 1.
 template <class T>
 void add_fixed(const T* gradient, int64_t* sum, int64_t* broken, int64_t count, int64_t adds, double limit,
                int64_t threads) {
@@ -62,7 +63,7 @@ void add_fixed(const T* gradient, int64_t* sum, int64_t* broken, int64_t count, 
         else
             for (int64_t i = begin; i < end; ++i) sum[i] = int64_t(std::nearbyint(double(load(gradient[i])) * 0x1p50));
     }
-    *broken |= largest > float_to_bits(float(limit));
+    *broken |= (largest > float_to_bits(float(limit))) | (largest >= 0x7F800000) << 1;
 }
 
 // out = these sums as float, rounded once.

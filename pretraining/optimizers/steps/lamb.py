@@ -34,7 +34,7 @@ class SlotTable(NamedTuple):
     slots: tuple[str, ...]
     """the names of the slots"""
     places: tuple[int, ...]
-    """the slot of every stretch of this rank; no slot has two stretches, but with `same_bits`"""
+    """the slot of every stretch of this rank; with `same_bits` a slot may have several stretches"""
     stretches: Tensor
     """(stretches, 3) int64: offset, length, whether it is a whole slot"""
     group: Any

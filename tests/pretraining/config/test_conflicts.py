@@ -80,6 +80,7 @@ def is_named(fault: str, expected: str) -> bool:
         ("--parallel.tensor 2 --parallel.zero 3", "--parallel.tensor = 2: not with parallel.zero = 3, …"),
         ("--parallel.tensor 2 --model.heads 1", "--parallel.tensor = 2: does not divide model.heads = 1; take 1"),
         (f"--parallel.tensor 2 {ELECTRA}", '--parallel.tensor = 2: not with the objective "rtd", …'),
+        ("--parallel.same_bits true --parallel.zero 2", "--parallel.same_bits = …: needs parallel.zero = 1; it is 2"),
         # DeepSpeed's own
         ("--deepspeed.train_batch_size 8", f"--deepspeed.train_batch_size = 8: {DECIDED}"),
         ("--deepspeed.zero_optimization.stage 2", f"--deepspeed.… = 2: {DECIDED}"),
@@ -114,6 +115,9 @@ def test_what_the_machine_lacks_is_refused_before_training(plain: Path, words: s
         ("", {"lengths": [64, 256]}, "FILE: phases.1.length = 512: the data has 64, 256; … 64 256 512, or add …"),
         ("", {"ranks": 8}, "FILE: phases.0.batch = 64: … 8 ranks x … = 16; take batch = 128"),
         ("", {"ranks": 3}, "FILE: phases.1.batch = 32: … 3 ranks x phases.1.micro_batch = 8; take batch = 24"),
+        ("--parallel.same_bits true --hours 1", {}, "…same_bits = true: not by the clock (hours = 1); give steps"),
+        ("--parallel.same_bits true --deepspeed.communication_data_type fp32", {}, "…: … sends integers; remove it"),
+        ("--parallel.same_bits true", {"device": "cuda"}, "…: on a GPU it needs compute.deterministic = true"),
         ("--parallel.tensor 2", {"ranks": 3}, "--parallel.tensor = 2: … the ranks, 3; start a multiple of 2 …"),
     ],
 )  # fmt: skip

@@ -25,6 +25,7 @@ from pretraining.engine.fixed_point import (
     LargestGradient,
     add_block_squares,
     find_blocks,
+    find_runs,
     lay_out,
 )
 from pretraining.engine.step import Seeds, train_step
@@ -99,8 +100,8 @@ def test_no_sum_wraps_around_without_a_word(count: int) -> None:
     sums, limit = add_all([largest] * count)
     assert not limit.broken
     assert float(sums[0]) * 2**-50 == pytest.approx(8190.9, rel=1e-6)
-    for wrong in (-8192.5 / count, math.nan, math.inf, -math.inf):
-        assert add_all([*[0.0] * (count - 1), wrong])[1].broken
+    for wrong, told in ((-8192.5 / count, 1), (math.nan, 3), (math.inf, 3), (-math.inf, 3)):
+        assert add_all([*[0.0] * (count - 1), wrong])[1].broken == told
 
 
 @given(sizes=st.lists(st.integers(1, 5 * BLOCK), min_size=1, max_size=9), ranks=st.integers(1, 9))
@@ -121,15 +122,17 @@ def test_no_share_ends_within_a_block(sizes: list[int], ranks: int) -> None:
 def test_squares_of_blocks_do_not_depend_on_the_share() -> None:
     flat = torch.randn(5 * BLOCK)
     blocks = torch.tensor([(0, BLOCK), (BLOCK + 64, 77), (2 * BLOCK, BLOCK), (4 * BLOCK, 9000)])
-    squares = add_block_squares(flat, blocks)
+    squares = add_block_squares(flat, blocks, [find_runs(blocks)])
     wanted = [float(flat[at : at + length].double().square().sum()) for at, length in blocks.tolist()]
     assert squares.tolist() == pytest.approx(wanted, rel=1e-14)
-    cut = add_block_squares(flat[2 * BLOCK :].clone(), blocks[2:] - torch.tensor([2 * BLOCK, 0]))
-    assert torch.equal(cut, squares[2:])
+    later = blocks[2:] - torch.tensor([2 * BLOCK, 0])
+    assert torch.equal(add_block_squares(flat[2 * BLOCK :].clone(), later, [find_runs(later)]), squares[2:])
+    assert len(add_block_squares(flat, blocks[:0], [find_runs(blocks[:0])])) == 0, "of a rank whose share has none"
 
 
 def make_step(factor: float, wire: str) -> tuple[float, bool]:
-    """A step in which the last rank's loss has a factor; returns its norm, and whether weights moved."""
+    """A step in which the last rank's loss has a factor, and this rank fewer micro-batches than others; returns its
+    norm, and whether weights moved."""
     if wire == "network":
         vars(gradients)["find_neighbours"] = lambda *_: None
     import torch.distributed as dist
@@ -138,8 +141,9 @@ def make_step(factor: float, wire: str) -> tuple[float, bool]:
     settings = EngineSettings(precision=Precision(dtype="fp32"), parallel=Parallel(same_bits=True))
     engine = Engine(build_model(SMALL).initialize(1), settings, CPU)
     before = {name: weight.clone() for name, weight in engine.weights()}
-    batch = random_batch([9, 5, 12], engine.model.shape.vocabulary, rank)
-    batches = PretrainingBatches((batch,), 3 * ranks, ranks * len(batch.labels), deal=Deal(rank, ranks, ranks))
+    deal = Deal(rank, ranks, 2 * ranks - 1)
+    micro = (random_batch([9, 5, 12], engine.model.shape.vocabulary, at) for at in range(rank, deal.total, ranks))
+    batches = PretrainingBatches(tuple(micro), 3 * deal.total, 8 * deal.total, deal=deal)
     own = factor if rank == ranks - 1 else 1.0
     norm = train_step(engine, batches, 1e-3, Seeds(1, 1), lambda *given: MLM.loss(*given) * own).gradient_norm
     moved = any(not torch.equal(weight, before[name]) for name, weight in engine.weights())
@@ -154,4 +158,6 @@ def test_a_gradient_that_is_too_large_on_one_rank_moves_no_weight_of_any() -> No
     for found in run_connected(2, make_steps):
         assert [moved for _, moved in found] == [True, False, False] * 2
         assert [math.isfinite(norm) for norm, _ in found] == [True, False, False] * 2
+        assert [norm for norm, _ in found[1::3]] == [math.inf] * 2, "too large"
+        assert all(math.isnan(norm) for norm, _ in found[2::3]), "no number"
         assert found[0] == found[3]

@@ -152,8 +152,11 @@ def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: in
     stages = {each.zero: each.device for each in made.memories}
     assert stages[1] == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
     assert stages.get(0) == (pytest.approx((4 + 4 + 4 + 8 + 4) * count_padded(made)) if dtype == "fp32" else None)
-    exact = made.target.change_section("parallel", same_bits=True, zero=1).plan_memory()
-    wider = exact.device - stages[1]  # sums of 8 bytes, and a share of them in fp32
+    exact = made.target.change_section("parallel", same_bits=True, zero=1)
+    phase = exact.recipe.phases[0]
+    traffic = [target.find_work(phase, 1, 1)[1].gradient_bytes for target in (exact, made.target)]
+    assert traffic == [8, 4]
+    wider = exact.plan_memory().device - stages[1]  # sums of 8 bytes, and a share of them in fp32
     assert wider == pytest.approx(4 * (1 + 1 / 8) * count_rank_parameters(made.target.shape))
 
 

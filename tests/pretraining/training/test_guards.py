@@ -21,10 +21,10 @@ from pretraining.training.trainer import Trainer
 GOOD, BAD = 5.0, math.inf
 
 
-def add(guard: Guard, step: int, losses: list[float], norm: float) -> None:
+def add(guard: Guard, step: int, losses: list[float], norm: float, largest: float | None = None) -> None:
     """Gives a guard a step of two micro-batches, which is ten batches on in the order of the phase."""
     batches = [random_batch([3, 3], 50, first=first) for first in (1, 4)]
-    result = StepResult([torch.tensor(loss) for loss in losses], [None, None], norm)
+    result = StepResult([torch.tensor(loss) for loss in losses], [None, None], norm, largest)
     guard.add(step, step + 10, result, PretrainingBatches(tuple(batches), sequences=4, predictions=4))
 
 
@@ -54,6 +54,13 @@ def test_a_gradient_of_several_ranks_is_blamed_on_none() -> None:
     assert "not known which of 2 ranks" in first
     assert "row" not in first
     assert scaled.first_fault() is None
+
+
+@pytest.mark.parametrize(("norm", "said"), [(math.inf, "parallel.same_bits, 1,365.2, at step 8"), (math.nan, "nan")])
+def test_a_gradient_that_is_too_large_for_its_sums_is_told_from_no_number(norm: float, said: str) -> None:
+    guard = Guard(0, 2, spike=2.0, scaled=False)
+    add(guard, 8, [GOOD, GOOD], norm, largest=8191 / 6)
+    assert said in str(guard.first_fault())
 
 
 @pytest.mark.usefixtures("alone")
