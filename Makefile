@@ -51,7 +51,7 @@ test: style
 	echo '$(TESTS)'; $(TESTS); tests=$$?; \
 	wait $$types; types=$$?; cat build/types; exit $$((tests | types))
 
-# The tests closest to arithmetic again: limited to AVX2, where the processor has AVX-VNNI to that, then without a compiler.
+# The tests closest to arithmetic again: limited to AVX2, to AVX2 with AVX-VNNI if the processor has it, then without a compiler.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
 test-processors: .venv/installed-dev
 	$(AVX2) CXX="g++ -march=x86-64-v3" $(TESTS) tests/pretraining/model tests/pretraining/answering \

@@ -256,6 +256,7 @@ def test_the_numbers_of_a_processor_are_told(
     """What auto chooses where a person looks, and what bf16 costs where it is emulated."""
     monkeypatch.setattr(devices, "cpu_has_bf16", lambda: fast)
     monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr("finetuning.prediction.choose_device", lambda *_: torch.device("cpu"))
     for looked_at in (True, False):
         monkeypatch.setattr(predict, "is_terminal", lambda _, looked_at=looked_at: looked_at)
         predict.load_and_tell(folders["classes"], "auto")
