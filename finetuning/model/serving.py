@@ -136,8 +136,8 @@ def check_int8(device: torch.device, shape: Shape) -> None:
     if kind.find_server() is None or device.type != "cpu" or not has_code:
         raise UserError(
             'dtype "int8": needs a CPU with products of bytes (AVX512-VNNI; or AVX2, where the sizes of heads and '
-            f"layers are multiples of {PANEL}), a C++ compiler, and an architecture with layers in 8 bits, as BERT; not "
-            f'on {device.type} for {kind.title} here; take "bf16", "fp32" or "auto"'
+            f"layers are multiples of {PANEL}), a C++ compiler, and an architecture with layers in 8 bits, as BERT; "
+            f'not on {device.type} for {kind.title} here; take "bf16", "fp32" or "auto"'
         )
 
 
