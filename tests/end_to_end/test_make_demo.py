@@ -30,4 +30,6 @@ def test_the_demo_ends_with_two_scores_beside_each_other(tmp_path: Path) -> None
     assert scores["from-scratch"] > 0.2  # guessing is right in one of eight
     assert scores["pre-trained"] > scores["from-scratch"] + 0.05  # by chance 0.024; pre-training was seen to give 0.15
     last = done.stdout.rstrip().splitlines()[-2]  # before what to do next
-    assert last.split()[:4] == ["package", "accuracy", *(f"{100 * scores[name]:.1f}" for name in MODELS)]
+    baseline = json.loads((folder / "results.json").read_text())["package"]["baseline"]["scores"]["dev"]["accuracy"]
+    told = [f"{100 * score:.1f}" for score in (baseline, *(scores[name] for name in MODELS))]
+    assert last.split()[:5] == ["package", "accuracy", *told]
