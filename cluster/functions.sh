@@ -383,11 +383,11 @@ pretrain() {
   take shards --data ''
   [[ -n $shards ]] || shards=$(earlier_shards "$run") chosen=', as at an earlier start'
   [[ ! $shards =~ ^[A-Za-z0-9_]+=.*\ [A-Za-z0-9_]+= ]] || mapfile -t shards < <(sed -E 's/ (\w+=)/\n\1/g' <<<"$shards")
-  [[ -n $shards ]] || shards=$(newest_shards) chosen=', the newest'
+  [[ -n ${shards[0]} ]] || shards=("$(newest_shards)") chosen=', the newest'
   manifests=("${shards[@]/%//manifest.json}")
   [[ -e ${manifests[0]} ]] || manifests=("${manifests[@]#*=}") # of NAME=FOLDER
   await_earlier ${shards:+"${manifests[@]}"}
-  [[ -n $shards ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or name --data"
+  [[ -n ${shards[0]} ]] || refuse "no finished shards under data/; make some, with sbatch cluster/prepare.slurm, or name --data"
   for each in "${manifests[@]%/manifest.json}"; do
     [[ -e $each/manifest.json ]] || refuse "--data $each: no finished shards; it is the folder that shard.py made"
   done

@@ -65,7 +65,7 @@ FAULTS = {
     "a share counted once, ZeRO 1": Fault(BERT, (gradients, engine), "is_divided", lambda _: False),
     "no share marked, ZeRO 2": Fault(replace(BERT, zero=2), (mesh,), "DIVIDED", "not what DeepSpeed reads"),
     "a ratio not summed": Fault(LAMB, (lamb.Lamb,), "_add_over_ranks", add_own_squares),
-    "a share's own ratio": Fault(LAMB, (lamb,), "make_slot_table", lambda flat, roles, _: make_slot_table(flat, roles)),
+    "a share's own ratio": Fault(LAMB, (lamb,), "make_slot_table", lambda *given: make_slot_table(*given[:2])),
     "shares made orthogonal": Fault(MUON, (FlatOptimizer,), "prepare", lambda own, *given: prepare(own, *given[:3])),
     "one mask for all heads": Fault(BERT, (Mesh,), "select_heads", lambda own, heads: range(heads // own.tensor_ranks)),
     "a label at the boundary": Fault(BERT, (losses,), "share_loss", miss_labels_at_a_boundary),
