@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from data_prep.common.errors import UserError, check_all, quote
@@ -50,10 +50,17 @@ class CorpusFolder:
         return sum(each.examples for each in sets) / max(len(sets), 1)
 
     def measure_pieces(self, length: int) -> float:
-        """Computes the mean number of pieces of these examples, cut to the length."""
-        sets = self._list_sets(length)
-        pieces = (count * min(size, length) for each in sets for size, count in enumerate(each.histogram))
-        return sum(pieces) / max(sum(each.examples for each in sets), 1)
+        """Computes the mean number of pieces of these examples, cut to the length; once, as every log line asks."""
+        if length not in self._mean_pieces:
+            sets = self._list_sets(length)
+            pieces = (count * min(size, length) for each in sets for size, count in enumerate(each.histogram))
+            self._mean_pieces[length] = sum(pieces) / max(sum(each.examples for each in sets), 1)
+        return self._mean_pieces[length]
+
+    @cached_property
+    def _mean_pieces(self) -> dict[int, float]:
+        """Mean numbers of pieces by length, as far as they were asked for."""
+        return {}
 
     def _list_sets(self, length: int) -> list[SetFigures]:
         stored = self.manifest.length_for(length)
