@@ -68,8 +68,8 @@ def answer_texts(
 
 
 def fit_model(head: TaskHead, features: Any, right: Array) -> tuple[str, Callable[[Any], Array]]:
-    """Fits the model of a kind of task; returns its name, and what predicts a class, 0 or 1 for each label, or a number
-    for each item. The time of centroids does not depend on the number of classes."""
+    """Fits the model of a kind of task; returns its name, and a function that predicts for each item a class, 0 or 1
+    for each label, or a number. The time of centroids does not depend on the number of classes."""
     from sklearn import linear_model, multiclass, preprocessing
 
     if head.kind == "classes" and len(head.labels) > MODELS:

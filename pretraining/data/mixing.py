@@ -65,9 +65,9 @@ class Mixture:
         last_mix: Mapping[str, float] | None = None,
         temperature: float | None = None,
     ) -> Mixture:
-        """Chooses the shares of a phase of this length: those of `mix`, or in proportion to the numbers of examples
-        to the power of a `temperature`, or where none that `mix` names is there, as in a phase that is done. Corpora
-        without a share are left out."""
+        """Chooses the shares of a phase of this length: those of `mix`. Without it, or if it names none of these
+        corpora (in a phase that is done), they follow the numbers of examples to the power of a `temperature`.
+        Corpora without a share are left out."""
         counts = [part.count_examples(length) for part in corpora.parts]
         sizes = [count and count ** (1.0 if temperature is None else temperature) for count in counts]
         sizes = sizes if any(sizes) else [1.0] * len(counts)
@@ -101,8 +101,8 @@ class Mixture:
         return np.array([part.measure_pieces(self.length) for part in self.corpora.parts])
 
     def describe(self, sequences: Array, epochs: Array | None = None) -> str:
-        """Describes in one line what share of sequences and pieces so many sequences of each corpus are, and epochs;
-        the corpora with most sequences come first."""
+        """Describes each corpus in one line: its share of these sequences and of their pieces, and its epochs if they
+        are given. The corpora with most sequences come first."""
         pieces, told = sequences * self.pieces, []
         for number in np.argsort(-sequences, kind="stable"):
             shares = sequences[number] / sequences.sum(), pieces[number] / pieces.sum()

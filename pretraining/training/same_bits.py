@@ -24,7 +24,7 @@ CURES = {
     "kernels": "start on such a device, with the same compiler and CXX",
     "torch": "go on with that version",
 }
-"""How to have again what a run kept, by its names in a checkpoint."""
+"""The cure for each condition that has changed, by its name in a checkpoint."""
 
 
 def find_kept(latest: Saved | None, request: Request) -> dict[str, Any] | None:

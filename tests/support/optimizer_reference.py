@@ -49,7 +49,7 @@ def force(name: str, count: int, step: int, part: int) -> Tensor:
 
 
 def count_parts(ranks: int) -> int:
-    """What the sum of all forces of a step is divided by: a power of two, which rounds nothing in 16 bits."""
+    """Returns the divisor of the sum of all forces of a step: a power of two, which rounds nothing in 16 bits."""
     return 1 << (MICRO * ranks - 1).bit_length()
 
 
