@@ -56,6 +56,8 @@ INSTRUCTION_SETS = {
     "asimd": "neon",
 }
 """Instruction sets for multiplication, the fastest first: Linux's names, and ours."""
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "CXX")
+"""Variables that limit products to those of a lesser processor."""
 
 
 def describe_run() -> dict[str, str]:
@@ -68,6 +70,7 @@ def describe_environment(libraries: Sequence[str]) -> dict[str, Any]:
     """Describes the command, the commit, the hardware with its instruction sets, versions, and with torch the GPU."""
     script, *options = sys.argv
     own, with_gpu = Path(script).resolve(), "torch" in libraries
+    limits = {name: os.environ[name] for name in LIMITS if name in os.environ}
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
@@ -75,6 +78,7 @@ def describe_environment(libraries: Sequence[str]) -> dict[str, Any]:
         "hardware": name_hardware(with_gpu),
         "processor": _cpu_line("model name") or platform.machine(),
         "instruction_sets": list_instruction_sets(),
+        **({"limits": limits} if LIMITS[0] in limits else {}),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(terse=True),
@@ -93,9 +97,12 @@ def name_hardware(with_gpu: bool = True) -> str:
 
 
 def list_instruction_sets() -> list[str]:
-    """Lists the processor's instruction sets for multiplication, the fastest first."""
+    """Lists the processor's instruction sets for multiplication, the fastest first; none above AVX2 where products are
+    limited to it."""
     flags = (_cpu_line("flags") or _cpu_line("Features")).split()
-    return [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+    found = [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+    limited = os.environ.get(LIMITS[0], "").upper().startswith("AVX2") and "avx2" in found
+    return found[found.index("avx2") :] if limited else found
 
 
 def note_commit() -> None:

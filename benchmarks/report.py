@@ -77,6 +77,7 @@ def format_heading(name: str, found: Results) -> str:
     """Formats the line above the tables of a file of results: the hardware, the day and the file."""
     environment = found["environment"]
     best = next(iter(environment["instruction_sets"]), "instruction sets unknown")
+    best += ", to which they are limited" * ("limits" in environment)
     processor = f"{environment['cores']} cores of {environment['processor']} ({best})"
     day = date.fromisoformat(environment["date"])
     return ", ".join(filter(None, (environment.get("gpu"), processor, f"{day.day} {day:%B %Y} (`{name}.json`):")))
