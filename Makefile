@@ -54,11 +54,12 @@ test: style
 # The tests closest to arithmetic again: limited to AVX2, to AVX2 with AVX-VNNI and to AVX512 without VNNI if the processor has
 # them, then without a compiler.
 AVX2 := ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2
+ANSWERS := tests/pretraining/answering tests/finetuning/model/test_serving.py
 test-processors: .venv/installed-dev
 	$(AVX2) CXX="g++ -march=x86-64-v3" $(TESTS) tests/pretraining/model tests/pretraining/answering \
 	  tests/pretraining/engine tests/pretraining/optimizers tests/finetuning
-	! grep -qw avx_vnni /proc/cpuinfo || $(AVX2) CXX="g++ -march=x86-64-v3 -mavxvnni" $(TESTS) tests/pretraining/answering
-	! grep -qw avx512bw /proc/cpuinfo || ONEDNN_MAX_CPU_ISA=AVX512_CORE CXX="g++ -march=x86-64-v4" $(TESTS) tests/pretraining/answering
+	! grep -qw avx_vnni /proc/cpuinfo || $(AVX2) CXX="g++ -march=x86-64-v3 -mavxvnni" $(TESTS) $(ANSWERS)
+	! grep -qw avx512bw /proc/cpuinfo || ONEDNN_MAX_CPU_ISA=AVX512_CORE CXX="g++ -march=x86-64-v4" $(TESTS) $(ANSWERS)
 	CXX=none $(TESTS) tests/pretraining/model
 
 # Tests that measure seconds, one at a time; nothing else should run meanwhile.

@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 from rich.console import Console
 
-from data_prep.common.errors import UserError
+from data_prep.common.errors import UserError, quote
 from data_prep.common.files import is_stream, read_json, replacing, sha256
 from data_prep.common.flags import read_flags
 from data_prep.common.terminal import open_console, run_curable
@@ -56,8 +56,13 @@ INSTRUCTION_SETS = {
     "asimd": "neon",
 }
 """Instruction sets for multiplication, the fastest first: Linux's names, and ours."""
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY", "CXX")
-"""Variables that limit products to those of a lesser processor."""
+LIMITS = {
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "CXX": "g++ -march=x86-64-v3",
+}
+"""Variables that together limit oneDNN, PyTorch, MKL and our kernels to AVX2."""
 
 
 def describe_run() -> dict[str, str]:
@@ -70,7 +75,6 @@ def describe_environment(libraries: Sequence[str]) -> dict[str, Any]:
     """Describes the command, the commit, the hardware with its instruction sets, versions, and with torch the GPU."""
     script, *options = sys.argv
     own, with_gpu = Path(script).resolve(), "torch" in libraries
-    limits = {name: os.environ[name] for name in LIMITS if name in os.environ}
     return {
         "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
         "command": " ".join(["python", str(own.relative_to(ROOT)) if own.is_relative_to(ROOT) else own.name, *options]),
@@ -78,7 +82,7 @@ def describe_environment(libraries: Sequence[str]) -> dict[str, Any]:
         "hardware": name_hardware(with_gpu),
         "processor": _cpu_line("model name") or platform.machine(),
         "instruction_sets": list_instruction_sets(),
-        **({"limits": limits} if LIMITS[0] in limits else {}),
+        **({"limits": LIMITS} if is_limited() else {}),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "system": platform.platform(terse=True),
@@ -97,12 +101,19 @@ def name_hardware(with_gpu: bool = True) -> str:
 
 
 def list_instruction_sets() -> list[str]:
-    """Lists the processor's instruction sets for multiplication, the fastest first; none above AVX2 where products are
-    limited to it."""
+    """Lists the processor's instruction sets for multiplication, the fastest first; AVX2 alone if it is limited."""
     flags = (_cpu_line("flags") or _cpu_line("Features")).split()
-    found = [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
-    limited = os.environ.get(LIMITS[0], "").upper().startswith("AVX2") and "avx2" in found
-    return found[found.index("avx2") :] if limited else found
+    return ["avx2"] if is_limited() else [name for flag, name in INSTRUCTION_SETS.items() if flag in flags]
+
+
+def is_limited() -> bool:
+    """Whether a processor with more is limited to AVX2. Raises UserError for other limits, which have no name here."""
+    *libraries, _ = LIMITS
+    given = {name: os.environ[name] for name in libraries if name in os.environ}
+    if given and LIMITS.items() - os.environ.items():
+        wanted = " ".join(f"{name}={quote(value)}" for name, value in LIMITS.items())
+        raise UserError(f"{', '.join(given)}: results have no name for this limit; unset it, or give all of {wanted}")
+    return bool(given)
 
 
 def note_commit() -> None:

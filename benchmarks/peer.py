@@ -25,7 +25,7 @@ def find_missing_packages(*packages: str) -> list[str]:
 def silence_transformers() -> None:
     """Silences progress bars, warnings and advice of transformers and its dependencies."""
     logging.disable(logging.WARNING)
-    warnings.filterwarnings("ignore", module="transformers|torch|onnx|optimum|nncf|openvino")
+    warnings.filterwarnings("ignore", module="transformers|torch|onnx")
     theirs: Any = import_module("transformers.utils.logging")
     theirs.set_verbosity_error()
     theirs.disable_progress_bar()

@@ -41,6 +41,7 @@ PICTURES = ROOT / "docs" / "pictures"
 HARDWARE = {
     "amx-2-cores": "AMX",
     "avx512-bf16-2-cores": "AVX512-BF16",
+    "zen4-avx512-bf16-2-cores": "Zen 4",
     "avx2-2-cores": "AVX2",
     "nvidia-h200": "H200",
 }

@@ -79,8 +79,10 @@ def format_heading(name: str, found: Results) -> str:
     best = next(iter(environment["instruction_sets"]), "instruction sets unknown")
     best += ", to which they are limited" * ("limits" in environment)
     processor = f"{environment['cores']} cores of {environment['processor']} ({best})"
-    day = date.fromisoformat(environment["date"])
-    return ", ".join(filter(None, (environment.get("gpu"), processor, f"{day.day} {day:%B %Y} (`{name}.json`):")))
+    parts = [each["date"] for each in found.get("models", {}).values() if "date" in each]
+    days = [f"{day.day} {day:%B %Y}" for day in map(date.fromisoformat, sorted({environment["date"], *parts}))]
+    when = " to ".join(dict.fromkeys((days[0], days[-1])))
+    return ", ".join(filter(None, (environment.get("gpu"), processor, f"{when} (`{name}.json`):")))
 
 
 def rewrite(text: str, results: Mapping[str, Results]) -> str:

@@ -105,7 +105,7 @@ def choose_numbers(dtype: Numbers, where: torch.device, shape: Shape) -> torch.d
     """Chooses the numbers in which a model computes, but for those of layers in 8 bits."""
     if dtype != "int8":
         if dtype == "bf16" and explain_slowness(dtype, where):
-            slow = "this processor emulates it, and answers take 7 times as long as in fp32"
+            slow = "this processor emulates it, and answers take longer than in fp32, 5 to 9 times with AVX2"
             warnings.warn(f'dtype "bf16": {slow}; take "fp32" or "auto"', stacklevel=3)
         return choose_dtype(dtype, where)
     check_int8(where, shape)

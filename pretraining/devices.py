@@ -41,7 +41,7 @@ def has_bf16() -> bool:
 
 
 def cpu_has_bf16() -> bool:
-    """Whether the CPU multiplies numbers in bf16, and oneDNN may do so (`ONEDNN_MAX_CPU_ISA` limits it)."""
+    """Whether the CPU multiplies numbers in bf16, and oneDNN may do so (`ONEDNN_MAX_CPU_ISA=AVX2` forbids it)."""
     return bool(torch.cpu._is_avx512_bf16_supported() and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

@@ -137,7 +137,7 @@ def check_int8(device: torch.device, shape: Shape) -> None:
         raise UserError(
             'dtype "int8": needs a CPU with products of bytes (AVX512-VNNI; or AVX2, where the sizes of heads and '
             f"layers are multiples of {PANEL}), a C++ compiler, and an architecture with layers in 8 bits, as BERT; "
-            f'not on {device.type} for {kind.title} here; take "bf16", "fp32" or "auto"'
+            f'not on {device.type} for {kind.title} here; take "auto"'
         )
 
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from support.commands import assert_refusal
 
 from benchmarks import measure
-from benchmarks.measure import RESULTS, ResultsFile, describe_environment, write_results
+from benchmarks.measure import LIMITS, RESULTS, ResultsFile, describe_environment, write_results
 from benchmarks.pictures import PICTURES, draw_pictures
 from benchmarks.report import PAGES, Report, read_all, report, rewrite
 from benchmarks.tables import format_cell, list_ratios, show_contest
@@ -105,6 +105,15 @@ def test_the_gpu_is_named_where_torch_was_measured(monkeypatch: pytest.MonkeyPat
     assert "gpu" not in describe_environment(["numpy"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "gpu" not in describe_environment(["torch"])
+
+
+def test_only_a_processor_that_is_limited_in_all_is_named_by_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in LIMITS.items():
+        monkeypatch.setenv(name, value)
+    limited = describe_environment(["numpy"])
+    assert (limited["instruction_sets"], limited["limits"]) == (["avx2"], LIMITS)
+    monkeypatch.setenv("CXX", "g++")
+    assert_refusal("no name for this limit", describe_environment, ["numpy"])
 
 
 def test_a_run_that_lacks_a_side_keeps_its_own_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,8 +35,8 @@ inline __m512 exponential(__m512 x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// GELU to 4.6e-6 for numbers up to 100: x times the normal distribution's share below x, which is a half and an odd polynomial up to 4.8, and all
-// beyond
+// GELU to 4.6e-6 for numbers up to 100: x times the normal distribution's share below x, which is a half and an odd
+// polynomial up to 4.8, and all beyond
 inline __m512 gelu(__m512 x) {
     const __m512 most = _mm512_set1_ps(4.8f);  // comparisons give the second where one is NaN
     const __m512 near = _mm512_max_ps(_mm512_sub_ps(_mm512_setzero_ps(), most), _mm512_min_ps(most, x));
