@@ -48,7 +48,7 @@ HARDWARE = {
 """Ends of the names of files of results, with the names of their hardware in the chart of speed."""
 ALIKE = "transformers, same allocator settings"
 GROUPED = "transformers' Trainer, batches of similar lengths"
-ONNX = "onnxruntime fp32, ours fp32"
+ONNX = "onnxruntime fp32"
 CONTESTS = (
     ("training base at 128", "transformers in bf16", "throughput", "base-128", "transformers"),
     ("training base at 128", ALIKE, "throughput", "base-128", "transformers, memory kept"),

@@ -18,13 +18,8 @@ from pretraining.scoring.retrieval import METRICS
 Results = Mapping[str, Any]
 ALONG = ("real_pieces_per_second", "share_of_ceiling", "mb_per_s")
 """Figures of our side that are shown beside the ratios."""
-PAIRS = (
-    ("fp32", "transformers fp32"),
-    ("bf16", "transformers bf16"),
-    ("fp32", "onnxruntime fp32"),
-    ("int8", "onnxruntime int8"),
-)
-"""Pairs of our side and a peer that are compared, if several sides are ours."""
+PEERS = ("transformers fp32", "transformers bf16", "onnxruntime fp32", "onnxruntime int8")
+"""Peers that are compared with ours in the same numbers, if several sides are ours."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +110,7 @@ def list_ratios(contest: Results) -> dict[str, Any]:
         return {title: one["times_as_fast"] for title, one in kinds.items() if "times_as_fast" in one}
     if "times_as_fast" in contest:
         taken = contest["times_as_fast"]
-        found = {f"{peer}, ours {ours}": taken.get(f"cloze {ours}", {}).get(peer) for ours, peer in PAIRS}
+        found = {peer: taken.get(f"cloze {peer.split()[-1]}", {}).get(peer) for peer in PEERS}
         return {title: each for title, each in found.items() if each}
     return dict(contest.get("times_as_fast_as", {}))
 
@@ -131,7 +126,7 @@ def summarise_contests(found: Results) -> Iterator[ResultTable]:
             if own or taken:
                 rows.append({model or "contest": name_contest(name, each), **own, **taken})
         if rows:
-            yield build_table("Speed ratios", rows)
+            yield build_table("", rows)
     for name in ("whole_runs", "growth"):
         if rows := [{key: row[key] for key in row if "per" in key or key[-2:] != "_s"} for row in found.get(name, ())]:
             yield build_table(format_title(name), rows)
