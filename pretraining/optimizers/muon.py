@@ -2,7 +2,8 @@
 
 Few singular values of a gradient are large, and directions with small ones are hardly learned. Muon gives all of them
 one size (Jordan et al., 2024), scaled so that an update is about as large as Adam's usually are (Liu et al., 2025):
-both take the same learning rates and decay.
+both take the same learning rates and decay. Rows of the nearest orthogonal matrix still differ in size: where rows are
+`even`, each is divided by its usual size (NorMuon; Li et al., 2025).
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ MOMENTUM = 0.95
 """How slowly the momentum of matrices forgets, as Jordan et al. and Liu et al. have it."""
 USUAL = 0.2
 """The usual root mean square of an update of Adam."""
+ROW_MEMORY = 0.95
+"""How slowly the usual size of a row forgets, as Li et al. have it."""
 
 
 class MuonSettings(OptimizerSettings):
-    """Muon has no settings of its own."""
+    """The settings of Muon."""
 
     removed: ClassVar = {"momentum": Removed(MOMENTUM, "Jordan's value serves models of all sizes")}
+    even_rows: bool = False
+    """muon: give all rows of a matrix, which are the weights of a neuron each, updates of one size, as NorMuon does."""
 
 
 class MuonDeclaration(Optimizer):
@@ -41,12 +46,14 @@ class MuonDeclaration(Optimizer):
     whole_matrices = True
 
     def facts(self, settings: OptimizerSettings) -> list[str]:
-        return [f"matrices of layers by momentum {MOMENTUM:g}, all else by Adam", *super().facts(settings)]
+        assert isinstance(settings, MuonSettings)
+        rows = ", with even rows" if settings.even_rows else ""
+        return [f"matrices of layers by momentum {MOMENTUM:g}{rows}, all else by Adam", *super().facts(settings)]
 
     def update(
         self,
         role: Role,
-        weight: Tensor,
+        weight: Tensor,  # noqa: ARG002
         gradient: Tensor,
         state: Mapping[str, Tensor],
         step: Tensor,
@@ -55,7 +62,8 @@ class MuonDeclaration(Optimizer):
         if role.kind == "matrix":
             momentum = state["exp_avg"].lerp_(gradient, 1 - MOMENTUM)
             ahead = gradient.lerp(momentum, MOMENTUM)  # Nesterov's
-            return orthogonalize(ahead).float().mul_(USUAL * math.sqrt(max(weight.shape)))
+            assert isinstance(settings, MuonSettings)
+            return scale_update(orthogonalize(ahead), state["exp_avg_sq"] if settings.even_rows else None)
         average = state["exp_avg"].lerp_(gradient, 1 - settings.betas[0])
         square = state["exp_avg_sq"].lerp_(gradient.square(), 1 - settings.betas[1])
         first, second = ((1 - beta**step) if settings.bias_correction else 1.0 for beta in settings.betas)
@@ -78,6 +86,20 @@ def orthogonalize(matrix: Tensor) -> Tensor:
         factor = getattr(square, add_product)(square, square, beta=b, alpha=c)
         matrix = getattr(matrix, add_product)(factor, matrix, beta=a)
     return matrix
+
+
+def scale_update(matrix: Tensor, squares: Tensor | None) -> Tensor:
+    """Scales an orthogonal matrix to an update, in fp32; each matrix of a stack.
+
+    With `squares`, rows are divided by their usual sizes: the first column has the mean squares of the rows, and moves.
+    """
+    change, sides = matrix.float(), matrix.shape[-2:]
+    if squares is None:
+        return change * (USUAL * math.sqrt(max(sides)))
+    usual = squares[..., :1].lerp_(change.square().mean(-1, keepdim=True), 1 - ROW_MEMORY).sqrt()
+    change = change / usual.clamp(min=1e-7)
+    size: Tensor = change.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    return change * (USUAL * math.sqrt(math.prod(sides)) / size)
 
 
 OPTIMIZER = MuonDeclaration()

@@ -23,7 +23,7 @@ from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import build_model
 from pretraining.objectives.mlm import OBJECTIVE as MLM
-from pretraining.optimizers.muon import COEFFICIENTS, MOMENTUM, ROUNDS, USUAL
+from pretraining.optimizers.muon import COEFFICIENTS, MOMENTUM, ROUNDS, ROW_MEMORY, USUAL
 from pretraining.optimizers.steps.lamb import Lamb, find_ratios
 
 SHAPE = Shape(layers=1, hidden=48, heads=4, intermediate=96, vocabulary=101, positions=96)
@@ -179,7 +179,7 @@ def reference(
     `done` are the steps before these, `late` those of them that weights were not there for."""
     settings: Any = Optimizer.model_validate({"name": "lamb", **chosen})
     weights = {name: each.double() for name, each in separate(first_weights()).items()}
-    means, powers = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(2))
+    means, powers, rows = ({name: torch.zeros_like(each) for name, each in weights.items()} for _ in range(3))
     ratios, roles = {}, build_model(SHAPE).roles()
     for step, learning_rate in enumerate(LEARNING_RATES, 1):
         for name, gradient in gradients(step - 1, ranks, settings).items():
@@ -193,6 +193,10 @@ def reference(
             if by_muon:
                 ahead = (1 - betas[0]) * gradient + betas[0] * means[name]
                 update = orthogonalize_plainly(ahead) * USUAL * max(ahead.shape) ** 0.5
+                if settings.even_rows:
+                    rows[name] = ROW_MEMORY * rows[name] + (1 - ROW_MEMORY) * update.square().sum(1, keepdim=True)
+                    update = update / rows[name].sqrt()
+                    update = update / update.square().mean().sqrt() * USUAL
             update = update + (settings.weight_decay if role.decays else 0.0) * weight
             ratio = 1.0
             if settings.name == "lamb" and role.decays:

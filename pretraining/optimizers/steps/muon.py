@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from pretraining.optimizers.muon import MOMENTUM, USUAL, orthogonalize
+from pretraining.optimizers.muon import MOMENTUM, MuonSettings, orthogonalize, scale_update
 from pretraining.optimizers.steps.adamw import move_by_pytorch
 from pretraining.optimizers.steps.flat import GRADIENT, WEIGHT, ByParameter, Rate
 
@@ -53,13 +52,19 @@ class Muon(ByParameter):
         self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor, factor: Tensor, learning_rate: Tensor
     ) -> None:
         """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`."""
-        weights, gradients, momenta = ([each[name] for each in matrices] for name in (WEIGHT, GRADIENT, "exp_avg"))
+        names = WEIGHT, GRADIENT, *self.kind.state
+        weights, gradients, momenta, squares = ([each[name] for each in matrices] for name in names)
         gradient, momentum = torch.stack(gradients), torch.stack(momenta)
         momentum.lerp_(torch.where(finite, gradient, momentum), 1 - MOMENTUM)
         torch._foreach_copy_(momenta, momentum.unbind())
         with self.rounding(learning_rate.device):
-            change = orthogonalize(gradient.lerp(momentum, MOMENTUM)).float().contiguous()
-        change.mul_(-USUAL * math.sqrt(max(change.shape[1:])) * learning_rate)
+            change = orthogonalize(gradient.lerp(momentum, MOMENTUM))
+        assert isinstance(self.settings, MuonSettings)
+        columns = [each[:, :1] for each in squares] if self.settings.even_rows else []
+        usual = torch.stack(columns) if columns else None
+        change = scale_update(change, usual).contiguous().mul_(-learning_rate)
+        if usual is not None:
+            torch._foreach_copy_(columns, torch.where(finite, usual, torch.stack(columns)).unbind())
         torch._foreach_mul_(weights, factor)
         torch._foreach_add_(weights, torch.where(finite, change, 0.0).unbind())
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +24,7 @@ from pretraining.optimizers.steps import muon as muon_steps
 from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
 
 MUON = {"name": "muon", "bias_correction": False}
+ROWS = pytest.mark.parametrize("even_rows", [False, True])
 
 RATES = [1e-2, 3e-2, 2e-2, 5e-3, 0.0, 1e-2]
 
@@ -70,6 +72,25 @@ def test_matrices_of_layers_move_as_pytorch_has_it(shape: tuple[int, int], parts
     assert (found - wanted).norm() < 0.02 * (wanted - begin).norm()
 
 
+@pytest.mark.parametrize("shape", [(96, 24), (24, 96)])
+def test_even_rows_first_move_by_one_size(shape: tuple[int, int]) -> None:
+    """That of an update of Adam, whatever the sizes of their gradients; a row without a gradient stays."""
+    weight, gradient, squares = (
+        torch.zeros(shape),
+        random(1, shape) * torch.logspace(0, -3, shape[0])[:, None],
+        torch.zeros(shape),
+    )
+    gradient[3] = 0.0
+    averages = {"exp_avg": torch.zeros(shape), "exp_avg_sq": squares}
+    settings = recipe.Optimizer.model_validate({"name": "muon", "even_rows": True})
+    change = MUON_KIND.update(MATRIX, weight, gradient, averages, torch.tensor(1.0), settings)
+    moving = [row for row in range(shape[0]) if row != 3]
+    sizes = change.square().mean(1).sqrt()
+    wanted = torch.tensor(0.2 * (shape[0] / len(moving)) ** 0.5).expand(len(moving))
+    torch.testing.assert_close(sizes[moving], wanted, rtol=1e-5, atol=0.0)
+    assert not change[3].any()
+
+
 PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
     "tall": (MATRIX, (24, 16)),
     "bias": (BIAS, (7,)),
@@ -81,7 +102,7 @@ PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
 
 
 def move_layers(
-    layers: int, by_stacks: bool, scales: Sequence[float], patch: pytest.MonkeyPatch
+    layers: int, by_stacks: bool, scales: Sequence[float], patch: pytest.MonkeyPatch, even_rows: bool = False
 ) -> tuple[list[list[Tensor]], int]:
     """Moves layers in one flat tensor, as on a GPU or one by one: weights, averages and number of steps after each
     step, and the launches of the last."""
@@ -93,7 +114,7 @@ def move_layers(
     ends = list(accumulate(sizes.values()))
     parts = tuple(Slice(name, 0, size, end - size) for (name, size), end in zip(sizes.items(), ends, strict=True))
     together = random(7, (ends[-1],))
-    settings = recipe.Optimizer.model_validate({"name": "muon", "weight_decay": 0.1})
+    settings = recipe.Optimizer.model_validate({"name": "muon", "weight_decay": 0.1, "even_rows": even_rows})
     optimizer = muon_steps.Muon(MUON_KIND, [{"params": [together]}], settings)
     optimizer.prepare([FlatTensor(together, sizes, parts)], roles, shapes)
     found = []
@@ -106,12 +127,13 @@ def move_layers(
     return found, launches.count
 
 
+@ROWS
 @pytest.mark.parametrize("most", [1 << 24, 2 * 24 * 16, 1])
-def test_together_matrices_move_as_one_by_one(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_matrices_move_as_one_by_one(most: int, even_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step whose gradient is not finite moves nothing, to the bit."""
     monkeypatch.setattr(muon_steps, "STACK", most)
     scales = [1.0, 0.5, math.nan, 0.1, 1.0, math.inf]
-    (found, _), (wanted, _) = (move_layers(3, by_stacks, scales, monkeypatch) for by_stacks in (True, False))
+    (found, _), (wanted, _) = (move_layers(3, by_stacks, scales, monkeypatch, even_rows) for by_stacks in (True, False))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
     for skipped in (2, 5):
         assert all(map(torch.equal, found[skipped], found[skipped - 1]))
@@ -162,21 +184,24 @@ def test_all_else_moves_as_adamw_has_it(role: Role, shape: tuple[int, ...]) -> N
     torch.testing.assert_close(*moved, rtol=1e-5, atol=1e-6)
 
 
-def on_all_stages() -> dict[Any, Any]:
+def on_all_stages(even_rows: bool) -> dict[Any, Any]:
     """What one rank finds."""
-    found: dict[Any, Any] = {zero: moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
-    found |= {("offloaded", zero): moved(make_engine("fp32", zero, MUON, offload="optimizer")) for zero in (1, 2, 3)}
-    found |= {("bf16", zero): moved(make_engine("bf16", zero, MUON)) for zero in (1, 3)}
+    chosen = {**MUON, "even_rows": even_rows}
+    found: dict[Any, Any] = {zero: moved(make_engine("fp32", zero, chosen)) for zero in range(4)}
+    found |= {("offloaded", zero): moved(make_engine("fp32", zero, chosen, offload="optimizer")) for zero in (1, 2, 3)}
+    found |= {("bf16", zero): moved(make_engine("bf16", zero, chosen)) for zero in (1, 3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_steps, "needs_rate_tensor", lambda _: True)
         patch.setattr(cuda_graphs, "capture", lambda work: (work, None))
-        found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, MUON)) for zero in range(4)}
+        found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, chosen)) for zero in range(4)}
     return found
 
 
+@ROWS
 @pytest.mark.slow
-def test_it_is_muon_on_three_ranks() -> None:
-    results, (wanted, _) = run_connected(3, on_all_stages, timeout=240), reference(3, MUON)
+def test_it_is_muon_on_three_ranks(even_rows: bool) -> None:
+    results = run_connected(3, partial(on_all_stages, even_rows), timeout=240)
+    wanted, _ = reference(3, {**MUON, "even_rows": even_rows})
     assert error(first_weights(), wanted) > 1e-3, "nothing has moved"
     for result in results:
         for zero in (1, 3):
