@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -50,18 +51,27 @@ def measure_sequences(
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
     sets = [shards for shards in figures if shards.length == stored and not shards.validation]
-    counts, sizes, masked_share = [1], np.array([length]), PREDICTED_SHARE
+    counts, sizes, masked_share = np.array([1]), np.array([length]), PREDICTED_SHARE
     if examples := sum(shards.examples for shards in sets):
-        counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
+        counts = np.array([shards.histogram for shards in sets]).sum(0)
         sizes = np.minimum(np.arange(len(counts)), length)
         masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
     predicted = (objective or find_objective(shape)).predictions(sizes, masked_share * sizes, done)
-    present = ((int(size), count) for size, count in zip(sizes, counts, strict=True) if count)
-    flops = sum(count * count_step_flops(shape, [size], 0) for size, count in present)
+    flops, known = 0.0, _keep_flops(shape)
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        if count:
+            known[size] = known.get(size) or count_step_flops(shape, [size], 0)
+            flops += count * known[size]
     flops += count_step_flops(shape, [], 1) * float(np.dot(counts, predicted))
     sums = (int(np.dot(counts, sizes)), float(np.dot(counts, predicted)), flops)
     pieces, predictions, flops = (each / (examples or 1) for each in sums)
     return SequenceStatistics(examples / max(len(sets), 1), len(sets), pieces, predictions, flops, stored)
+
+
+@lru_cache(maxsize=16)
+def _keep_flops(shape: Shape) -> dict[int, float]:  # noqa: ARG001
+    """Keeps the useful operations on sequences of a model of this shape by their sizes, which many corpora share."""
+    return {}
 
 
 def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:
