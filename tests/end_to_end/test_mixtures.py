@@ -74,7 +74,8 @@ def straight_mixed(shared: Place, corpora: Path, tmp_path_factory: pytest.TempPa
 
 
 def test_each_corpus_is_read_and_told_by_its_share(straight_mixed: Path) -> None:
-    """Of 24 sequences of five steps and 12 of three; by validation, where a corpus has examples held out."""
+    """Of 24 sequences of five steps and 12 of three; by validation, where a corpus has examples held out, also if the
+    phase reads none of it: the whole is of what it reads."""
     *_, short, last = [line for line in records(straight_mixed) if line["step"] in (5, 8)]
     first_phase, second_phase = read_counts(straight_mixed)
     assert first_phase == {"wiki": 60, "books": 36, "code": 24}
@@ -85,6 +86,7 @@ def test_each_corpus_is_read_and_told_by_its_share(straight_mixed: Path) -> None
     first, second = records(straight_mixed, "evaluation")
     assert {name for name in first if name.endswith("/books")} >= {"masked_loss/books", "next_loss/books"}
     assert not [name for name in (*first, *second) if name.endswith("/code")]
+    assert second["masked_loss/books"] != second["masked_loss"] == second["masked_loss/wiki"], "books are not read"
     assert second["scored_examples"] == 25
     card = (straight_mixed / "export" / "README.md").read_text()
     [trained] = [read_toml(block) for block in re.findall(r"```toml\n(.*?)```", card, re.DOTALL) if "mix" in block]
