@@ -8,7 +8,7 @@ Ranks that share a model may have no room for a whole copy: they score by the mo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import count
 from pathlib import Path
@@ -149,9 +149,15 @@ class TrainingPhase:
         skipped = sum((count for each, count in self._skipped.items() if each < number), 0 * passed)
         return self._list_read(np.stack([passed, skipped]))
 
-    def measure_reading(self, state: RunState) -> dict[str, float]:
-        """Computes figures of what was read of each named corpus so far, by the mean pieces of an example."""
-        figures = dict[str, float]()
+    def find_corpora(self, batches: PretrainingBatches) -> Array:
+        """Finds the corpus of each prediction of this rank, by its number among those of the run."""
+        numbers = np.searchsorted([part.name for part in self._request.corpora.parts], self._mixture.names)
+        return numbers[np.concatenate([self._dataset.find_parts(batch) for batch in batches.micro])]
+
+    def measure_reading(self, state: RunState, losses: Mapping[str, float] = {}) -> dict[str, float]:
+        """Computes figures of what was read of each named corpus so far, by the mean pieces of an example, beside the
+        mean `losses` of its predictions in some steps."""
+        figures = {f"loss/{name}": loss for name, loss in losses.items()}
         phases = [*state.corpora[: self.number], self._count_read(state)]
         for phase, read in zip(self._request.recipe.phases, phases, strict=False):
             for part in [part for part in self._request.corpora.parts if part.name in read]:
