@@ -58,10 +58,9 @@ def measure_sequences(
         masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
     predicted = (objective or find_objective(shape)).predictions(sizes, masked_share * sizes, done)
     flops, known = 0.0, _keep_flops(shape)
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        if count:
-            known[size] = known.get(size) or count_step_flops(shape, [size], 0)
-            flops += count * known[size]
+    for size, count in zip(sizes[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True):
+        known[size] = known.get(size) or count_step_flops(shape, [size], 0)
+        flops += count * known[size]
     flops += count_step_flops(shape, [], 1) * float(np.dot(counts, predicted))
     sums = (int(np.dot(counts, sizes)), float(np.dot(counts, predicted)), flops)
     pieces, predictions, flops = (each / (examples or 1) for each in sums)

@@ -125,11 +125,9 @@ class TrainingPhase:
         Those that the phase does not read have as many as with equal shares, besides."""
         examples, own = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
         shares = {name: mean for name, mean in zip(self._mixture.names, self._mixture.mean, strict=True) if name in own}
-        if not examples:
-            return [None] * len(own)
         divided = dict(zip(shares, divide_whole([*shares.values()], examples).tolist() if shares else (), strict=True))
         equal = examples // len(self._request.corpora.parts)
-        return [max(1, divided.get(part.name, equal)) for part in scored.parts]
+        return [max(1, divided.get(part.name, equal)) if examples else None for part in scored.parts]
 
     @property
     def notes(self) -> list[str]:
