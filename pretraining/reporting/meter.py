@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 import torch
 import torch.distributed as dist
@@ -82,14 +82,15 @@ class Speed:
     """Estimated seconds of the rest of the run; None if unknown."""
 
 
-class MeterState(TypedDict):
+class MeterState(TypedDict, total=False):
     """Sums of a rank since the last logged step, for a checkpoint: numbers that JSON keeps exactly."""
 
     sums: list[float]
     counts: list[float]
     steps: int
     seconds: float
-    parts: NotRequired[dict[str, list[float]]]
+    parts: dict[str, list[float]]
+    """By the parts of the data, if there are any: the sum of their losses, and the number of these."""
 
 
 class Meter:
@@ -145,9 +146,8 @@ class Meter:
         """Adds losses of predictions of this rank, which stay on the device, to those of their parts of the data."""
         numbers = torch.from_numpy(parts)
         where = numbers.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else numbers
-        rounded = round_sum(torch.cat([*losses]))
-        for sums, added in zip(self._parts, (rounded, torch.ones_like(rounded)), strict=True):
-            sums.index_add_(0, where, added)
+        self._parts[0].index_add_(0, where, round_sum(torch.cat([*losses])))
+        self._parts[1].index_add_(0, where, torch.ones_like(where, dtype=torch.float64))
 
     def step(self, learning_rate: float, waited: float = 0.0) -> None:
         """Counts an optimizer step, for whose data this rank waited `waited` seconds."""
@@ -157,14 +157,15 @@ class Meter:
 
     def state(self) -> MeterState:
         """Returns the sums of the interval so far."""
-        parts = dict(zip(self.parts, self._parts.T.tolist(), strict=True))
-        return {
+        state: MeterState = {
             "sums": self._sums.tolist(),
             "counts": list(self._counts.values()),
             "steps": self.steps,
             "seconds": self.watch.elapsed(),
-            **({"parts": parts} if parts else {}),
         }
+        if self.parts:
+            state["parts"] = dict(zip(self.parts, self._parts.T.tolist(), strict=True))
+        return state
 
     def restore(self, states: Sequence[MeterState], rank: int, ranks: int) -> None:
         """Restores the sums of the ranks of a checkpoint; if their number differs, rank 0 takes them all."""
