@@ -30,14 +30,15 @@ _kept: list[list[Tensor]] = []
 
 
 @contextmanager
-def keep_losses() -> Iterator[list[Tensor]]:
-    """Lists the cross-entropies of the predictions in its context, in their order and without gradients; a context
-    around it does not get them."""
-    _kept.append([])
+def keep_losses(wanted: bool = True) -> Iterator[list[Tensor]]:
+    """Lists the cross-entropies of the predictions in its context, in their order and without gradients, if they are
+    `wanted`; a context around it does not get them."""
+    own = list[Tensor]()
+    _kept.extend([own] * wanted)
     try:
-        yield _kept[-1]
+        yield own
     finally:
-        _kept.pop()
+        del _kept[len(_kept) - wanted :]
 
 
 def _sum_losses(losses: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +22,8 @@ HALF_WAY = 0.5
 """The share of a run at which the number of predictions is the average one, since it changes evenly."""
 PREDICTED_SHARE = 0.15
 """The share of pieces that is masked and predicted, without data."""
+_FLOPS: defaultdict[Shape, dict[int, float]] = defaultdict(dict)
+"""Useful operations on a sequence, by the shape of the model and the size: many corpora have the same sizes."""
 
 
 class SequenceStatistics(NamedTuple):
@@ -57,7 +59,7 @@ def measure_sequences(
         sizes = np.minimum(np.arange(len(counts)), length)
         masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
     predicted = (objective or find_objective(shape)).predictions(sizes, masked_share * sizes, done)
-    flops, known = 0.0, _keep_flops(shape)
+    flops, known = 0.0, _FLOPS[shape]
     for size, count in zip(sizes[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True):
         known[size] = known.get(size) or count_step_flops(shape, [size], 0)
         flops += count * known[size]
@@ -65,12 +67,6 @@ def measure_sequences(
     sums = (int(np.dot(counts, sizes)), float(np.dot(counts, predicted)), flops)
     pieces, predictions, flops = (each / (examples or 1) for each in sums)
     return SequenceStatistics(examples / max(len(sets), 1), len(sets), pieces, predictions, flops, stored)
-
-
-@lru_cache(maxsize=16)
-def _keep_flops(shape: Shape) -> dict[int, float]:  # noqa: ARG001
-    """Keeps the useful operations on sequences of a model of this shape by their sizes, which many corpora share."""
-    return {}
 
 
 def most_predictions(objective: Objective, length: int, manifest: Manifest | None) -> int:

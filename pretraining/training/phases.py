@@ -150,7 +150,7 @@ class TrainingPhase:
     def find_corpora(self, batches: PretrainingBatches) -> Array:
         """Finds the corpus of each prediction of this rank, by its number among those of the run."""
         numbers = np.searchsorted([part.name for part in self._request.corpora.parts], self._mixture.names)
-        return numbers[np.concatenate([self._dataset.find_parts(batch) for batch in batches.micro])]
+        return np.asarray(numbers[np.concatenate([self._dataset.find_parts(batch) for batch in batches.micro])])
 
     def measure_reading(self, state: RunState, losses: Mapping[str, float] = {}) -> dict[str, float]:
         """Computes figures of what was read of each named corpus so far, by the mean pieces of an example, beside the

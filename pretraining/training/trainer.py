@@ -144,7 +144,7 @@ class Trainer(Loop):
         mark, gives_up = self.context.watch.mark, self.context.control.stop_requested_anywhere
         result = None
         try:
-            with keep_losses() if self.meter.parts else nullcontext([]) as kept:
+            with keep_losses(bool(self.meter.parts)) as kept:
                 result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))  # the next start repeats the step
