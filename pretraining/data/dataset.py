@@ -74,6 +74,11 @@ class Dataset:
         """Returns the corpus of a shard."""
         return self.corpora.parts[int(self._parts[shard])]
 
+    def find_parts(self, batch: PretrainingBatch) -> Array:
+        """Finds the corpus of each prediction of a batch in the host's memory, by its number, (m,)."""
+        sequences = np.searchsorted(batch.starts.numpy(), batch.chosen.numpy(), side="right") - 1
+        return np.asarray(self._parts[batch.examples[sequences, 0]])
+
     def name(self, shard: int, row: int) -> str:
         """Names an example in messages."""
         return f"{self.corpus_of(shard).folder / self.records[shard].path}: example {row}"

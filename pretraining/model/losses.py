@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -23,6 +25,27 @@ MOST_LOGITS = 1 << 22
 
 CACHED = 1 << 23
 """The most logits of a chunk on a CPU: four times as many do not fit its caches, and take a fifth longer."""
+_kept: list[list[Tensor]] = []
+"""The lists of the contexts of `keep_losses`; the last gets what is predicted."""
+
+
+@contextmanager
+def keep_losses(wanted: bool = True) -> Iterator[list[Tensor]]:
+    """Lists the cross-entropies of the predictions in its context, in their order and without gradients, if they are
+    `wanted`; a context around it does not get them."""
+    own = list[Tensor]()
+    _kept.extend([own] * wanted)
+    try:
+        yield own
+    finally:
+        del _kept[len(_kept) - wanted :]
+
+
+def _sum_losses(losses: Tensor) -> Tensor:
+    """Sums up cross-entropies of predictions; keeps them where `keep_losses` asks for it."""
+    if _kept:
+        _kept[-1].append(losses.detach().flatten())
+    return losses.sum()
 
 
 def masked_loss(
@@ -38,8 +61,10 @@ def masked_loss(
         return _masked_loss(hidden, weight, bias, labels, vocabulary)
     if has_loss_kernel(hidden):
         losses, right = cross_entropies(hidden @ weight.t(), bias, labels, vocabulary, slopes=False)
-        return losses.sum(), right.sum()
+        return _sum_losses(losses), right.sum()
     logits = widen(F.linear(hidden, weight, bias)[:, :vocabulary])
+    if _kept:
+        _sum_losses(F.cross_entropy(logits.detach(), labels, reduction="none"))
     return F.cross_entropy(logits, labels, reduction="sum"), (logits.argmax(1) == labels).sum()
 
 
@@ -83,7 +108,7 @@ def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, v
     logits = whole @ weight.t()
     losses, correct = cross_entropies(logits[: len(hidden)], bias, labels, vocabulary, slopes=True)
     saved = (whole, weight, logits)  # the last are now their gradient
-    return (losses.sum(), correct.sum()), saved, partial(_masked_loss_backward, len(hidden))
+    return (_sum_losses(losses), correct.sum()), saved, partial(_masked_loss_backward, len(hidden))
 
 
 def _masked_loss_backward(
@@ -120,19 +145,19 @@ def _compute_slopes(
     """Computes the sum of the losses of some predictions, the number of right ones, and the gradient of their logits,
     which replaces the logits; it is zero in the padding of the vocabulary."""
     if mesh.tensor_ranks > 1:
-        loss, right, slopes = share_loss(widen(hidden @ weight.t()) + widen(bias), labels, vocabulary, mesh)
-        return loss, right, slopes.to(hidden.dtype)
+        losses, right, slopes = share_loss(widen(hidden @ weight.t()) + widen(bias), labels, vocabulary, mesh)
+        return _sum_losses(losses), right, slopes.to(hidden.dtype)
     if has_loss_kernel(hidden):
         logits = hidden @ weight.t()
         losses, correct = cross_entropies(logits, bias, labels, vocabulary, slopes=True)
-        return losses.sum(), correct.sum(), logits
+        return _sum_losses(losses), correct.sum(), logits
     logits = widen(F.linear(hidden, weight, bias))
     logits[:, vocabulary:] = -torch.inf
     right = (logits.argmax(1) == labels).sum()
     whole, answers = logits.logsumexp(1, keepdim=True), labels[:, None]
     losses = whole - logits.gather(1, answers)
     slopes = logits.sub_(whole).exp_().scatter_add_(1, answers, -torch.ones_like(losses))
-    return losses.sum(), right, slopes.to(hidden.dtype)
+    return _sum_losses(losses), right, slopes.to(hidden.dtype)
 
 
 @with_backward

@@ -27,8 +27,8 @@ def share_log_probabilities(logits: Tensor, labels: Tensor, vocabulary: int, mes
 
 
 def share_loss(logits: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the sum of the losses, the number of right predictions, and the gradient of this rank's logits, (m, own
-    rows of the decoder), which replaces them; it is zero in the padding of the vocabulary.
+    """Computes the losses, (m,), the number of right predictions, and the gradient of this rank's logits, (m, own rows
+    of the decoder), which replaces them; it is zero in the padding of the vocabulary.
 
     The ranks tell one another four numbers a prediction: the largest logit; then the sum of exponentials, the answer's
     logit, and whether a logit as large as the largest comes before the answer.
@@ -43,4 +43,4 @@ def share_loss(logits: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> t
     sums, answers, earliest = mesh.reduce(torch.stack([shares.sum(1), answers, earlier.to(shares.dtype)])).unbind()
     slopes = shares.div_(sums[:, None]).scatter_add_(1, places, -own[:, None].to(shares.dtype))
     right = (answers == largest) & (earliest == 0)
-    return (sums.log() + largest - answers).sum(), right.sum(), slopes
+    return sums.log() + largest - answers, right.sum(), slopes

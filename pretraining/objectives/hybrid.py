@@ -153,11 +153,14 @@ class Hybrid(MaskedPieces):
     ) -> tuple[Tensor, Tensor]:
         """Sums up the losses and the right predictions of these states. Of none, the head computes one of the others
         for nothing: under ZeRO 3 all ranks have to call it equally often."""
+        from pretraining.model.losses import keep_losses
+
         head, decoder = model.head(PIECE_HEAD), model.embeddings.word.weight
         if len(labels):
             loss, correct = head(seen, decoder, labels)
             return loss, correct
-        loss, correct = head(every[:1], decoder, labels.new_zeros(1))
+        with keep_losses():
+            loss, correct = head(every[:1], decoder, labels.new_zeros(1))
         return 0 * loss, 0 * correct
 
     def sums(self, shape: Shape) -> tuple[str, ...]:

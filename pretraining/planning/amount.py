@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ HALF_WAY = 0.5
 """The share of a run at which the number of predictions is the average one, since it changes evenly."""
 PREDICTED_SHARE = 0.15
 """The share of pieces that is masked and predicted, without data."""
+_FLOPS: defaultdict[Shape, dict[int, float]] = defaultdict(dict)
+"""Useful operations on a sequence, by the shape of the model and the size: many corpora have the same sizes."""
 
 
 class SequenceStatistics(NamedTuple):
@@ -50,14 +53,16 @@ def measure_sequences(
     stored = (None if manifest is None else manifest.length_for(length)) or length
     figures = [] if manifest is None else manifest.figures
     sets = [shards for shards in figures if shards.length == stored and not shards.validation]
-    counts, sizes, masked_share = [1], np.array([length]), PREDICTED_SHARE
+    counts, sizes, masked_share = np.array([1]), np.array([length]), PREDICTED_SHARE
     if examples := sum(shards.examples for shards in sets):
-        counts = [sum(column) for column in zip(*(shards.histogram for shards in sets), strict=True)]
+        counts = np.array([shards.histogram for shards in sets]).sum(0)
         sizes = np.minimum(np.arange(len(counts)), length)
         masked_share = sum(shards.masked for shards in sets) / sum(shards.pieces for shards in sets)
     predicted = (objective or find_objective(shape)).predictions(sizes, masked_share * sizes, done)
-    present = ((int(size), count) for size, count in zip(sizes, counts, strict=True) if count)
-    flops = sum(count * count_step_flops(shape, [size], 0) for size, count in present)
+    flops, known = 0.0, _FLOPS[shape]
+    for size, count in zip(sizes[counts > 0].tolist(), counts[counts > 0].tolist(), strict=True):
+        known[size] = known.get(size) or count_step_flops(shape, [size], 0)
+        flops += count * known[size]
     flops += count_step_flops(shape, [], 1) * float(np.dot(counts, predicted))
     sums = (int(np.dot(counts, sizes)), float(np.dot(counts, predicted)), flops)
     pieces, predictions, flops = (each / (examples or 1) for each in sums)

@@ -130,9 +130,12 @@ class Target:
         """Whether a micro-batch of full sequences probably fits into the memory of a rank."""
         return self.bytes_needed(phase, micro_batch) <= self.room.usable
 
-    def find_work(self, phase: Phase, micro_batch: int, tensor: int) -> tuple[MicroBatch, StepTraffic]:
-        """Finds the work of a micro-batch and the exchange of a step on a rank, of `tensor` that share a model."""
-        shape, average = self.shape_in(phase), measure_phase(self.recipe, phase, self.corpora)
+    def find_work(
+        self, phase: Phase, average: SequenceStatistics, micro_batch: int, tensor: int
+    ) -> tuple[MicroBatch, StepTraffic]:
+        """Finds the work of a micro-batch of average sequences, and the exchange of a step, on a rank, of `tensor` that
+        share a model."""
+        shape = self.shape_in(phase)
         recompute, traffic = self.recipe.compute.checkpoint_activations, find_optimizer(self.recipe.optimizer).traffic
         work = MicroBatch.from_average(shape, self.dtype, micro_batch, average, recompute, tensor)
         exchange = StepTraffic.for_stage(memory.count_rank_parameters(shape, tensor), self.zero, self.dtype, traffic)
@@ -316,7 +319,7 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     uneven = target.recipe.parallel.same_bits
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch, uneven)
     if target.cluster is not None:
-        own, whole = (target.find_work(phase, micro_batch, tensor) for tensor in (target.tensor, 1))
+        own, whole = (target.find_work(phase, statistics, micro_batch, tensor) for tensor in (target.tensor, 1))
         step = cost.estimate_step(target.cluster, *own, accumulation)
         efficiency = cost.find_efficiency(target.cluster, *own, accumulation, whole)
         speed = 1 / step.total

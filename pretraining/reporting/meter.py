@@ -11,6 +11,7 @@ from typing import TypedDict
 import torch
 import torch.distributed as dist
 
+from data_prep.common.arrays import Array
 from pretraining.reporting.hardware import read_peak_memory, synchronize
 
 NEWEST_SHARE = 0.3
@@ -81,13 +82,15 @@ class Speed:
     """Estimated seconds of the rest of the run; None if unknown."""
 
 
-class MeterState(TypedDict):
+class MeterState(TypedDict, total=False):
     """Sums of a rank since the last logged step, for a checkpoint: numbers that JSON keeps exactly."""
 
     sums: list[float]
     counts: list[float]
     steps: int
     seconds: float
+    parts: dict[str, list[float]]
+    """By the parts of the data, if there are any: the sum of their losses, and the number of these."""
 
 
 class Meter:
@@ -106,10 +109,14 @@ class Meter:
         watch: Stopwatch | None = None,
         readers: int | None = None,
         same_bits: bool = False,
+        parts: Sequence[str] = (),
     ) -> None:
         """`ceiling`: the result of `measure_flops` on this rank; given on all ranks or on none. `readers`: the number
-        of ranks that add batches, by default all. `same_bits`: the sums do not depend on the order of addition."""
-        self._same_bits = same_bits
+        of ranks that add batches, by default all. `same_bits`: the sums do not depend on the order of addition.
+        `parts`: names of the parts of the data."""
+        self._same_bits, self.parts = same_bits, parts
+        self.part_losses: dict[str, float] = {}
+        """The mean losses of the last interval by parts of the data, of those that it read."""
         self._device, self._ceiling, self._readers = device, ceiling, readers
         self.watch = watch or Stopwatch(device)
         self._sum_names, self._count_names = tuple(sums), (*counts, "pieces", "padded", "flops", "waited")
@@ -124,6 +131,7 @@ class Meter:
     def _clear(self) -> None:
         self._sums = torch.zeros(len(self._sum_names), dtype=torch.float64, device=self._device)
         self._counts = dict.fromkeys(self._count_names, 0.0)
+        self._parts = torch.zeros(2, len(self.parts), dtype=torch.float64, device=self._device)
         self.steps = 0
         """Optimizer steps since the interval began."""
 
@@ -134,6 +142,13 @@ class Meter:
         for name, count in counts.items():
             self._counts[name] += count
 
+    def add_parts(self, losses: Sequence[torch.Tensor], parts: Array) -> None:
+        """Adds losses of predictions of this rank, which stay on the device, to those of their parts of the data."""
+        numbers = torch.from_numpy(parts)
+        where = numbers.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else numbers
+        self._parts[0].index_add_(0, where, round_sum(torch.cat([*losses])))
+        self._parts[1].index_add_(0, where, torch.ones_like(where, dtype=torch.float64))
+
     def step(self, learning_rate: float, waited: float = 0.0) -> None:
         """Counts an optimizer step, for whose data this rank waited `waited` seconds."""
         self.learning_rate = learning_rate
@@ -142,12 +157,15 @@ class Meter:
 
     def state(self) -> MeterState:
         """Returns the sums of the interval so far."""
-        return {
+        state: MeterState = {
             "sums": self._sums.tolist(),
             "counts": list(self._counts.values()),
             "steps": self.steps,
             "seconds": self.watch.elapsed(),
         }
+        if self.parts:
+            state["parts"] = dict(zip(self.parts, self._parts.T.tolist(), strict=True))
+        return state
 
     def restore(self, states: Sequence[MeterState], rank: int, ranks: int) -> None:
         """Restores the sums of the ranks of a checkpoint; if their number differs, rank 0 takes them all."""
@@ -156,6 +174,8 @@ class Meter:
             self._sums += torch.tensor(state["sums"], dtype=torch.float64, device=self._device)
             for name, count in zip(self._count_names, state["counts"], strict=True):
                 self._counts[name] += count
+            known = [state.get("parts", {}).get(name, [0.0, 0.0]) for name in self.parts]
+            self._parts += torch.tensor(known, dtype=torch.float64, device=self._device).reshape(-1, 2).T
         self.steps, self._earlier = states[0]["steps"], states[0]["seconds"]
 
     def begin(self) -> None:
@@ -210,9 +230,10 @@ class Meter:
         memory = torch.zeros(ranks, dtype=torch.float64)  # a place for each rank: the all-reduce gathers them
         memory[dist.get_rank() if ranks > 1 else 0] = read_peak_memory(self._device)
         counts = torch.tensor([*self._counts.values(), self._ceiling or 0.0], dtype=torch.float64)
-        vector = torch.cat([self._sums, torch.cat([counts, memory]).to(self._device)])
+        vector = torch.cat([self._parts.flatten(), self._sums, torch.cat([counts, memory]).to(self._device)])
         if ranks > 1:
             dist.all_reduce(vector)
-        values: list[float] = vector.tolist()
+        parts, values = vector[: self._parts.numel()].view(2, -1).T.tolist(), vector[self._parts.numel() :].tolist()
+        self.part_losses = {name: loss / count for name, (loss, count) in zip(self.parts, parts, strict=True) if count}
         names = (*self._sum_names, *self._count_names, "ceiling")
         return dict(zip(names, values[:-ranks], strict=True)), int(max(values[-ranks:])), ranks

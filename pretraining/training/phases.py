@@ -8,7 +8,7 @@ Ranks that share a model may have no room for a whole copy: they score by the mo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,7 @@ from data_prep.common.arrays import Array
 from data_prep.common.hashing import hash_key
 from data_prep.common.progress import duration, join_first
 from data_prep.common.toml_text import show_value
+from data_prep.shards import Manifest
 from data_prep.vocabulary.source import read_vocabulary
 from pretraining.checkpoint.state import RunState
 from pretraining.config.schedule import build_schedules
@@ -70,7 +71,7 @@ class TrainingPhase:
         """the micro-batches of a step, of all ranks"""
         self._request, self._mesh, self._device = request, mesh, context.device
         self._schedule = build_schedules(request.recipe)[self.number]
-        self._mixture, length = self.settings.mixture(request.corpora), self.settings.length
+        self._mixture = self.settings.mixture(request.corpora)
         self._dataset = self._open(self._mixture.corpora, validation=False)
         self._mixed = self._mix(state) if request.corpora.is_named else None
         seed = int(hash_key(request.recipe.seed, self.number)[0])
@@ -80,8 +81,9 @@ class TrainingPhase:
         self._order = BatchOrder(examples, self.settings.batch, left_out, behind, total)
         ends, mixed = {each: np.array([each, each + 1]) * self.settings.batch for each in left_out}, self._mixed
         self._skipped = {each: mixed.count(end) - mixed.count(start) for each, (start, end) in ends.items() if mixed}
-        self._without = [part for part in self._mixture.corpora.parts if not num_held_out(part.manifest, length)]
-        scored = self._mixture.corpora.select({*self._mixture.names} - {part.name for part in self._without})
+        held_out = {part.name for part in request.corpora.parts if self._has_held_out(part.manifest)}
+        self._without = [part for part in self._mixture.corpora.parts if part.name not in held_out]
+        scored = request.corpora.select(held_out if len(self._without) < len(self._mixture.names) else ())
         self.validation = self._open(scored, validation=True) if scored.parts else None
         self.scored = self._divide_scored(scored)
         """number of held-out examples of each corpus that an evaluation scores; None for all"""
@@ -113,12 +115,19 @@ class TrainingPhase:
         columns = zip(self._mixture.names, self._mixture.first, self._mixture.last, *counts.tolist(), strict=True)
         return {name: dict(zip(keys, (*facts, stored), strict=True)) for name, *facts in columns}
 
+    def _has_held_out(self, manifest: Manifest) -> bool:
+        """Whether shards have examples held out of the length that the phase reads."""
+        length = self.settings.length
+        return manifest.length_for(length) == self._dataset.stored and num_held_out(manifest, length) > 0
+
     def _divide_scored(self, scored: Corpora) -> list[int | None]:
-        """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more."""
-        examples, kept = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
-        shares = [share for name, share in zip(self._mixture.names, self._mixture.mean, strict=True) if name in kept]
-        divided: list[int] = divide_whole(shares, examples).tolist() if examples and shares else []
-        return [max(1, count) for count in divided] or [None] * len(shares)
+        """Divides the held-out examples of an evaluation among these corpora by their shares; each has one or more.
+        Those that the phase does not read have as many as with equal shares, besides."""
+        examples, own = self._request.recipe.evaluation.examples, {part.name for part in scored.parts}
+        shares = {name: mean for name, mean in zip(self._mixture.names, self._mixture.mean, strict=True) if name in own}
+        divided = dict(zip(shares, divide_whole([*shares.values()], examples).tolist() if shares else (), strict=True))
+        equal = examples // len(self._request.corpora.parts)
+        return [max(1, divided.get(part.name, equal)) if examples else None for part in scored.parts]
 
     @property
     def notes(self) -> list[str]:
@@ -138,9 +147,15 @@ class TrainingPhase:
         skipped = sum((count for each, count in self._skipped.items() if each < number), 0 * passed)
         return self._list_read(np.stack([passed, skipped]))
 
-    def measure_reading(self, state: RunState) -> dict[str, float]:
-        """Computes figures of what was read of each named corpus so far, by the mean pieces of an example."""
-        figures = dict[str, float]()
+    def find_corpora(self, batches: PretrainingBatches) -> Array:
+        """Finds the corpus of each prediction of this rank, by its number among those of the run."""
+        numbers = np.searchsorted([part.name for part in self._request.corpora.parts], self._mixture.names)
+        return np.asarray(numbers[np.concatenate([self._dataset.find_parts(batch) for batch in batches.micro])])
+
+    def measure_reading(self, state: RunState, losses: Mapping[str, float] = {}) -> dict[str, float]:
+        """Computes figures of what was read of each named corpus so far, by the mean pieces of an example, beside the
+        mean `losses` of its predictions in some steps."""
+        figures = {f"loss/{name}": loss for name, loss in losses.items()}
         phases = [*state.corpora[: self.number], self._count_read(state)]
         for phase, read in zip(self._request.recipe.phases, phases, strict=False):
             for part in [part for part in self._request.corpora.parts if part.name in read]:
@@ -245,8 +260,8 @@ class TrainingPhase:
     def _validate(
         self, engine: Engine, validation: Dataset, before: Callable[[], None]
     ) -> tuple[dict[str, float], list[str], int]:
-        """Returns the figures of the objective on held-out examples, also by named corpora, their lines for the
-        console, and the number of examples."""
+        """Returns the figures of the objective on held-out examples of what the phase reads, and of each named corpus,
+        their lines for the console, and the number of examples that the phase reads."""
         objective, shape = find_objective(engine.model.shape), engine.model.shape
         place, totals, examples = (self._mesh.data_rank, self._mesh.data_ranks), dict[str, float](), 0
         scored = list[tuple[int, str, dict[str, float]]]()
@@ -260,8 +275,9 @@ class TrainingPhase:
         for number, (part, limit) in enumerate(zip(validation.corpora.parts, self.scored, strict=True)):
             read, where = batches(limit, number), (engine.device, self._mesh.data_group, engine.same_bits)
             found = sum_losses(objective, shape, engine.forward, read, *where)
-            totals = {name: value + totals.get(name, 0.0) for name, value in found.items()}
-            examples += count_examples(validation, limit, number)
+            if part.name in self._mixture.names:
+                totals = {name: value + totals.get(name, 0.0) for name, value in found.items()}
+                examples += count_examples(validation, limit, number)
             if part.name and found["predictions"]:
                 scored.append((-(limit or 0), part.name, objective.score(objective.measure(found))))
         engine.deepspeed.train()

@@ -17,6 +17,7 @@ from pretraining.engine.precision import explain_slowness
 from pretraining.engine.step import GivenUpError, Seeds, StepResult, train_step
 from pretraining.huggingface.model_card import DataSummary
 from pretraining.model.batch import PretrainingBatches
+from pretraining.model.losses import keep_losses
 from pretraining.objectives.declaration import COUNTS, count_step_flops, find_objective
 from pretraining.planning.amount import RemainingWork
 from pretraining.processes.context import Context
@@ -48,7 +49,8 @@ class Trainer(Loop):
         shape = engine.model.shape
         self.objective = find_objective(shape)
         readers, same_bits = engine.mesh.data_ranks, engine.same_bits
-        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, None, readers, same_bits)
+        parts = [part.name for part in request.corpora.parts if part.name]
+        meter = Meter(engine.device, self.objective.sums(shape), COUNTS, ceiling, None, readers, same_bits, parts)
         super().__init__(request.out, context, engine, meter, state.step, recipe.logging, recipe.checkpoints)
         self.request, self.state, self.skips = request, state, start.skips
         self.scores: EvaluationRecord | None = None
@@ -142,7 +144,8 @@ class Trainer(Loop):
         mark, gives_up = self.context.watch.mark, self.context.control.stop_requested_anywhere
         result = None
         try:
-            result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
+            with keep_losses(bool(self.meter.parts)) as kept:
+                result = train_step(self.engine, batches, learning_rate, seeds, self.objective.loss, mark, gives_up)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))  # the next start repeats the step
         except CollapseError:
@@ -160,6 +163,8 @@ class Trainer(Loop):
         self.guard.add(state.step, number, result, batches)
         self.batch_check.add(batches)
         self.measure(phase, batches, result)
+        if kept and self.engine.mesh.counts:
+            self.meter.add_parts(kept, phase.find_corpora(batches))
         self.meter.step(learning_rate, waited)
         if self.profile is not None:
             with self.context.watch.pause(), self.meter.watch.pause():
@@ -306,7 +311,7 @@ class Trainer(Loop):
         figures = self.objective.measure(totals)
         record = StepRecord(
             loss=self.objective.total(figures),
-            learns={**figures, **phase.measure_reading(state)},
+            learns={**figures, **phase.measure_reading(state, self.meter.part_losses)},
             said=self.objective.describe_figures(figures, width=5),
             speed=speed,
             step=state.step,

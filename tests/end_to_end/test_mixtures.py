@@ -74,17 +74,22 @@ def straight_mixed(shared: Place, corpora: Path, tmp_path_factory: pytest.TempPa
 
 
 def test_each_corpus_is_read_and_told_by_its_share(straight_mixed: Path) -> None:
-    """Of 24 sequences of five steps and 12 of three; by validation, where a corpus has examples held out."""
+    """Of 24 sequences of five steps and 12 of three; by validation, where a corpus has examples held out, also if the
+    phase reads none of it: the whole is of what it reads."""
     *_, short, last = [line for line in records(straight_mixed) if line["step"] in (5, 8)]
     first_phase, second_phase = read_counts(straight_mixed)
     assert first_phase == {"wiki": 60, "books": 36, "code": 24}
     assert second_phase == {"wiki": 9, "code": 27}
-    assert {name for name in short if "/" in name} == {f"{a}/{b}" for a in ("epochs", "pieces") for b in first_phase}
-    assert {name for name in last if "/" in name} == {name for name in short if "/" in name}
+    told = {f"{figure}/{name}" for figure in ("epochs", "pieces", "loss") for name in first_phase}
+    assert {name for name in short if "/" in name} == told
+    assert {name for name in last if "/" in name} == told - {"loss/books"}
+    losses = [last[f"loss/{name}"] for name in second_phase]
+    assert min(losses) < last["masked_loss"] < max(losses), "the mean of what is predicted in each"
     assert last["epochs/books"] == short["epochs/books"], "a corpus that is not read any more"
     first, second = records(straight_mixed, "evaluation")
     assert {name for name in first if name.endswith("/books")} >= {"masked_loss/books", "next_loss/books"}
     assert not [name for name in (*first, *second) if name.endswith("/code")]
+    assert second["masked_loss/books"] != second["masked_loss"] == second["masked_loss/wiki"], "books are not read"
     assert second["scored_examples"] == 25
     card = (straight_mixed / "export" / "README.md").read_text()
     [trained] = [read_toml(block) for block in re.findall(r"```toml\n(.*?)```", card, re.DOTALL) if "mix" in block]

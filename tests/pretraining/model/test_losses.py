@@ -54,13 +54,17 @@ def test_it_is_the_loss_of_whole_logits(way: str, rows: int, vocabulary: int, at
         return F.cross_entropy(logits, labels, reduction="sum")
 
     wanted = exactly(plainly, tensors)
-    hits = (F.linear(*tensors)[:, :vocabulary].argmax(1) == labels).sum()
+    logits = F.linear(*tensors)[:, :vocabulary].detach()
+    hits = (logits.argmax(1) == labels).sum()
+    each = F.cross_entropy(logits.double(), labels, reduction="none").float()
     for operation, more in ((masked_loss, ()), (loss_in_chunks, (at_once,))):
 
         def ours(*given: Tensor, operation: Any = operation, more: tuple[int, ...] = more) -> Tensor:
             found: Tensor
-            found, right = operation(*given, labels.to(given[0].device), vocabulary, *more)
+            with losses.keep_losses() as kept:
+                found, right = operation(*given, labels.to(given[0].device), vocabulary, *more)
             assert int(right) == int(hits)
+            torch.testing.assert_close(torch.cat(kept).cpu(), each, rtol=1e-5, atol=2e-5)
             return found
 
         found = results(way, ours, tensors)

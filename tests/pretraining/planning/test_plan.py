@@ -22,8 +22,11 @@ from pretraining.config.overrides import load_recipe, load_recipe_and_data
 from pretraining.config.settings import Dtype
 from pretraining.data.corpora import Corpora, CorpusFolder
 from pretraining.data.order import BatchOrder, Order
+from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective, count_step_flops, num_parameters
+from pretraining.planning import amount
 from pretraining.planning.amount import measure_sequences
+from pretraining.planning.machines import make_target
 from pretraining.planning.memory import Room, count_rank_parameters, plan_memory
 from pretraining.planning.plan import Plan, Target, build_plan
 from pretraining.planning.record import record_plan
@@ -153,8 +156,8 @@ def test_memory_is_so_many_bytes_a_parameter(dtype: Any, whole: int, divided: in
     assert stages[1] == pytest.approx((whole + divided / 8) * count_padded(made) + twice)
     assert stages.get(0) == (pytest.approx((4 + 4 + 4 + 8 + 4) * count_padded(made)) if dtype == "fp32" else None)
     exact = made.target.change_section("parallel", same_bits=True, zero=1)
-    phase = exact.recipe.phases[0]
-    traffic = [target.find_work(phase, 1, 1)[1].gradient_bytes for target in (exact, made.target)]
+    work = exact.recipe.phases[0], made.phases[0].statistics, 1, 1
+    traffic = [target.find_work(*work)[1].gradient_bytes for target in (exact, made.target)]
     assert traffic == [8, 4]
     wider = exact.plan_memory().device - stages[1]  # sums of 8 bytes, and a share of them in fp32
     assert wider == pytest.approx(4 * (1 + 1 / 8) * count_rank_parameters(made.target.shape))
@@ -251,6 +254,29 @@ def test_what_is_read_of_each_corpus_is_told_and_which_is_read_too_often(manifes
         assert f"code 30.0% of the sequences (from 50.0% to 10.0%), {share:.1%} of the pieces" in line
     assert re.match(r"the text of wiki is read [\d,]+ times, of code is read ", plan.warning or "")
     assert "% of the steps" in (plan.warning or ""), "no other corpus can take over"
+
+
+def test_many_corpora_are_planned_by_the_costs_of_their_lengths(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A corpus more adds no operations to count but those of a prediction, wherever the hours are asked for."""
+    counted: list[int] = []
+
+    def count(shape: Shape, lengths: list[int], predictions: float) -> float:
+        counted.extend(lengths)
+        return count_step_flops(shape, lengths, predictions)
+
+    monkeypatch.setattr(amount, "count_step_flops", count)
+    recipe, found = load_recipe(RECIPES / "demo.toml", ["--model.hidden=104"]), []
+    for number in (1, 20):
+        corpora = Corpora(tuple(CorpusFolder(f"c{each}", Path(f"c{each}"), manifest) for each in range(number)))
+        found.append(build_plan(make_target(recipe, corpora, "h100-80", 1, 2)))
+    assert [each.statistics.flops for each in found[0].phases] == pytest.approx(
+        [each.statistics.flops for each in found[1].phases]
+    )
+    sizes = {size for length in LENGTHS for size in LENGTHS[length]} | {phase.length for phase in recipe.phases}
+    assert sorted(counted) == sorted({*counted})
+    assert {*counted} <= sizes
 
 
 def test_all_faults_of_recipe_and_data_come_at_once(tmp_path: Path, manifest: Manifest) -> None:

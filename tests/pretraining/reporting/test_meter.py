@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -106,6 +107,20 @@ def test_an_interval_goes_on_where_a_checkpoint_was_made() -> None:
     one, other = ((totals, speed.seconds_per_step, speed.pieces_per_second) for totals, speed in found)
     assert one == other
     assert one[1] == pytest.approx(13.0 / 3)
+
+
+def test_losses_by_parts_of_the_data_go_on_by_their_names() -> None:
+    """Also where a checkpoint knows none or fewer of them; a part without predictions has no loss."""
+    earlier, later = make_meter(Clock(), parts=["books", "wiki"]), make_meter(Clock(), parts=["books", "code", "wiki"])
+    earlier.add_parts([torch.tensor([1.0, 5.0]), torch.tensor([3.0])], np.array([1, 0, 1]))
+    assert "parts" not in make_meter(Clock()).state()
+    for state in (earlier.state(), make_meter(Clock()).state()):
+        later.restore([state], 0, 1)
+    later.add_parts([torch.tensor([8.0])], np.array([2]))
+    later.flush()
+    assert later.part_losses == {"books": 5.0, "wiki": 4.0}
+    later.flush()
+    assert not later.part_losses
 
 
 def test_progress_is_reckoned_without_waiting_for_the_device() -> None:
