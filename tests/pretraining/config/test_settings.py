@@ -20,6 +20,7 @@ PROMISED = """
 demo 1 2
 bert_mini 1 2
 bert_mini_two_hours 1 2
+modern_mini_two_hours 1 2
 bert_base_adam 1 2 4 8
 bert_large_adam 1 2 4 8
 bert_base_lamb 1 8 16 64 256 1024
