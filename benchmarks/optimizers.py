@@ -92,14 +92,10 @@ def measure(settings: Optimizers, console: Console) -> None:
         turns = compare(device, console)
     finally:
         disconnect()
-    rows = [
-        {
-            "optimizer": name,
-            "seconds_a_step": turns.summarise_side(name),
-            f"times_{DEFAULT}": turns.compute_ratio(name, DEFAULT),
-        }
-        for name in turns.seconds
-    ]
+    rows = []
+    for name in turns.seconds:
+        seconds, ratio = turns.summarise_side(name), turns.compute_ratio(name, DEFAULT)
+        rows.append({"optimizer": name, "seconds_a_step": seconds, f"times_{DEFAULT}": ratio})
     show(console, [build_table(f"Steps of optimizers on {CONTEST.size}", rows)])
     console.print(f"kept in {keeper.keep({'size': CONTEST.size, 'rows': rows})}", markup=False)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from data_prep.common.errors import UserError
 from data_prep.common.supervision import end_with_parent
 
 PATIENCE = 10.0
@@ -108,3 +110,14 @@ def follow(
             raise
         finally:
             child.end()
+
+
+def launch(processes: int, script: str, *words: str) -> None:
+    """Runs a script by torchrun, as ranks on this machine. Raises UserError with their message if they fail."""
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    done = subprocess.run([*torchrun, script, *words], stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        errors = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
+        if not errors:
+            print(done.stderr, file=sys.stderr)
+        raise UserError(f"a launch of {processes} processes has failed: {errors[0] if errors else 'see above'}")

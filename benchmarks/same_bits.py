@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
 import json
 import os
-import subprocess
 import tempfile
 from dataclasses import dataclass
 from functools import partial
@@ -29,10 +28,10 @@ from rich.console import Console
 
 from benchmarks.contests import Turns, alternate
 from benchmarks.measure import ResultsFile, run_command
+from benchmarks.processes import launch
 from benchmarks.tables import build_table, show
 from benchmarks.texts import find_shards
 from benchmarks.training_sides import Contest, Training
-from data_prep.common.errors import UserError
 from data_prep.common.launchers import find_world
 from pretraining.config.settings import Parallel, Precision
 from pretraining.data.batches import step_batches
@@ -100,10 +99,7 @@ def measure(settings: SameBits, console: Console) -> None:
         for processes in PROCESSES:
             with tempfile.TemporaryDirectory() as folder:
                 notes = Path(folder) / "seconds.json"
-                torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-                words = [sys.executable, *torchrun, __file__, "--notes", str(notes), "--contests", contest]
-                if subprocess.run(words, check=False).returncode:
-                    raise UserError(f"a launch of {processes} processes has failed: see above")
+                launch(processes, __file__, "--notes", str(notes), "--contests", contest)
                 turns = Turns(json.loads(notes.read_text()))
             ratio = turns.compute_ratio(WITH, WITHOUT)
             of_each = {f"seconds {name}": turns.summarise_side(name) for name in turns.seconds}

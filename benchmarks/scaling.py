@@ -27,7 +27,6 @@ import json
 import math
 import os
 import statistics
-import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ from rich.console import Console
 
 from benchmarks.contests import Turns, alternate, spread
 from benchmarks.measure import ResultsFile
+from benchmarks.processes import launch
 from benchmarks.tables import show, summarise_scaling
 from benchmarks.texts import DEMO, make_demo
 from benchmarks.training_sides import Training
@@ -255,19 +255,8 @@ def measure_here(settings: Scaling, recipe: Recipe, overrides: list[str]) -> lis
         words = [str(word) for flag, value in given.items() if value is not None for word in (flag, value)]
         for processes, each, tensor in launches * settings.rounds:
             own = ["--compute.threads", str(each), "--parallel.tensor", str(tensor)]
-            launch(processes, [*words, *overrides, *own])
+            launch(processes, __file__, *words, *overrides, *own)
         return read_notes(path)
-
-
-def launch(processes: int, arguments: list[str]) -> None:
-    """Starts ranks on this machine, and waits for them. Raises UserError with their message if they fail."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
-    done = subprocess.run([*torchrun, __file__, *arguments], stderr=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        errors = [line.removeprefix("error: ") for line in done.stderr.splitlines() if line.startswith("error: ")]
-        if not errors:
-            print(done.stderr, file=sys.stderr)
-        raise UserError(f"a launch of {processes} processes has failed: {errors[0] if errors else 'see above'}")
 
 
 def read_notes(path: Path) -> list[Note]:

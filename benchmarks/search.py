@@ -37,17 +37,7 @@ from data_prep.common.errors import UserError
 from data_prep.common.files import read_json
 from data_prep.common.launchers import World
 from data_prep.common.supervision import hear_signals
-from data_prep.readers.text_pairs import (
-    DEV,
-    HELD_OUT,
-    TASK,
-    TASK_TEXT,
-    TRAIN,
-    Pair,
-    spell_pair,
-    write_file,
-    write_retrieval,
-)
+from data_prep.readers import text_pairs as pairs
 from finetuning.running.base import Base, find_model
 from pretraining.processes.group import choose_device
 from pretraining.scoring.embedding import Embedder
@@ -80,7 +70,7 @@ class SearchScores:
     """File for the results (default: in benchmarks/results, by hardware)."""
 
 
-def read_squad(path: Path) -> Iterator[tuple[str, Pair]]:
+def read_squad(path: Path) -> Iterator[tuple[str, pairs.Pair]]:
     """Yields the questions of a file of SQuAD with their paragraphs, and the titles of their articles."""
     for article in read_json(path)["data"]:
         for paragraph in article["paragraphs"]:
@@ -92,12 +82,12 @@ def write_data(folder: Path, data: Path) -> dict[str, Any]:
     """Writes the test on XQuAD and the training task below a folder that has the pairs of Wikipedia; returns counts."""
     tested = [*read_squad(data / XQUAD)]
     titles = {title for title, _ in tested}
-    write_retrieval(folder / "xquad", [pair for _, pair in tested])
-    asked = [*map(spell_pair, (pair for title, pair in read_squad(data / SQUAD) if title not in titles))]
-    train, dev = ((folder / "wiki" / name).read_bytes().splitlines(keepends=True) for name in (TRAIN, DEV))
-    write_file(folder / TRAIN, REPEATS * asked + train)
-    write_file(folder / DEV, dev[:SCORED])
-    write_file(folder / TASK, [TASK_TEXT.encode()])
+    pairs.write_retrieval(folder / "xquad", [pair for _, pair in tested])
+    asked = [*map(pairs.spell_pair, (pair for title, pair in read_squad(data / SQUAD) if title not in titles))]
+    train, dev = ((folder / "wiki" / name).read_bytes().splitlines(keepends=True) for name in (pairs.TRAIN, pairs.DEV))
+    pairs.write_file(folder / pairs.TRAIN, REPEATS * asked + train)
+    pairs.write_file(folder / pairs.DEV, dev[:SCORED])
+    pairs.write_file(folder / pairs.TASK, [pairs.TASK_TEXT.encode()])
     return {"SQuAD": len(asked), "times": REPEATS, "Wikipedia": len(train)}
 
 
@@ -133,7 +123,7 @@ def rank_by_vectors(model: Path, retrieval: Retrieval) -> Array:
 
 def train(do: Callable[..., None], task: Path, model: Path, rate: str) -> tuple[Path, dict[str, Any]]:
     """Trains a model for MINUTES by run_task.py; returns its folder, and what the training was."""
-    rows = (task.parent / TRAIN).read_bytes().count(b"\n")
+    rows = (task.parent / pairs.TRAIN).read_bytes().count(b"\n")
 
     def run(name: str, steps: int) -> dict[str, Any]:
         out = task.parent / f"{model.name}-{name}"
@@ -162,7 +152,7 @@ def measure(wanted: SearchScores, console: Console) -> None:
     counts, models = write_data(folder, data), {"mini": wanted.model, "MiniLM": MINILM}
     for name in [name for name, model in models.items() if not model.is_dir()]:
         console.print(f"{models.pop(name)}: not there, so {name} is left out", markup=False)
-    tests = {"XQuAD": Retrieval.read(folder / "xquad"), "held-out": Retrieval.read(folder / "wiki" / HELD_OUT)}
+    tests = {"XQuAD": Retrieval.read(folder / "xquad"), "held-out": Retrieval.read(folder / "wiki" / pairs.HELD_OUT)}
     about = {
         "minutes": MINUTES,
         "training": counts,
@@ -179,7 +169,7 @@ def measure(wanted: SearchScores, console: Console) -> None:
     for name, (source, rate) in systems.items():
         how: dict[str, Any] = {}
         if isinstance(source, Path) and rate:
-            source, how = train(do, folder / TASK, source, rate)
+            source, how = train(do, folder / pairs.TASK, source, rate)
         rank = partial(rank_by_vectors, source) if isinstance(source, Path) else source
         scores = {test: asdict(each.score(rank(each))) for test, each in tests.items()}
         rows.append({"system": name, **how, "scores": scores})

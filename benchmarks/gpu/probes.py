@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,30 +106,6 @@ def time_attention(hidden: int, heads: int, batch: PretrainingBatch) -> dict[str
 
     works = {"forward": lambda: attend(*leaves, heads, dropout), "forward and backward": attend_both_ways}
     return {what: 1e9 * measure_seconds(device, work, 1.0) / pieces for what, work in works.items()}
-
-
-def measure_fp8(dry: bool, *_: object) -> dict[str, float]:
-    """Measures TFLOP/s of the four products of a layer of large in three directions, in bf16 and in FP8 whose numbers
-    are converted already."""
-    pieces, hidden = (256, 64) if dry else (98304, 1024)
-    wide, found = 4 * hidden, dict[str, float]()
-    sizes = {"qkv": (hidden, 3 * hidden), "out": (hidden, hidden), "up": (hidden, wide), "down": (wide, hidden)}
-    for name, (inner, outer) in sizes.items():
-        ways = {"forward": (pieces, inner, outer), "input": (pieces, outer, inner), "weight": (outer, pieces, inner)}
-        for way, (rows, along, columns) in ways.items():
-            for kind, seconds in time_product(rows, along, columns).items():
-                found[f"{name}, {way}, {kind}"] = round(2e-12 * rows * along * columns / seconds, 2)
-    return found
-
-
-def time_product(rows: int, along: int, columns: int) -> dict[str, float]:
-    """Times a product in bf16 and in FP8, which adds up in the fast way."""
-    device = choose_device("auto", World())
-    left, right = (torch.randn(each, along, device=device, dtype=torch.bfloat16) for each in (rows, columns))
-    small, turned, one = left.to(torch.float8_e4m3fn), right.to(torch.float8_e4m3fn).t(), torch.ones(1, device=device)
-    multiply = partial(torch._scaled_mm, small, turned, one, one, out_dtype=left.dtype, use_fast_accum=True)
-    works = {"bf16": partial(F.linear, left, right), "fp8": multiply}
-    return {kind: measure_seconds(device, partial(timeit, work, number=8), 0.1) / 8 for kind, work in works.items()}
 
 
 def run_tests(dry: bool, *_: object) -> dict[str, Any]:

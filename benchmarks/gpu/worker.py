@@ -29,7 +29,7 @@ from rich.console import Console
 
 from benchmarks import throughput
 from benchmarks.contests import OURS
-from benchmarks.gpu.probes import SHARDS, measure_attention, measure_fp8, measure_host, run_tests, train_twice
+from benchmarks.gpu.probes import SHARDS, measure_attention, measure_host, run_tests, train_twice
 from benchmarks.gpu.run import BROKEN, ENDING, FOUND, PARTIAL, PROFILE, GpuRun, read_state
 from benchmarks.measure import describe_environment, run_command
 from benchmarks.peer import find_missing_packages
@@ -62,8 +62,6 @@ class Part:
     measure: Work
     needs: tuple[str, ...] = ()
     """Packages that it needs and that may be missing."""
-    capability: tuple[int, int] = (0, 0)
-    """The lowest compute capability of a GPU that can do it."""
 
 
 def compare(contest: str, *against: str, rounds: int = 10) -> Work:
@@ -163,8 +161,6 @@ def measure(settings: GpuRun, console: Console) -> int:
     for part in chosen:
         record = state["parts"].get(part.name, {"begun": 0.0, "ended": ""})
         absent = find_missing_packages(*part.needs)
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() < part.capability:
-            absent.append("compute capability {}.{}".format(*part.capability))
         is_due = settings.again or settings.dry or record["ended"] != "done"
         if record["begun"] >= settings.since or not is_due:
             console.print(f"== {part.name}: {record['ended']} already", markup=False)
@@ -193,7 +189,6 @@ PARTS = (
     Part("small-base", 15, "base, 32 x 128: graphs", compare("base-128-32", EAGER, rounds=20)),
     Part("peer", 75, "compiled transformers", compare("large-128-256", "transformers, compiled"), ("transformers",)),
     Part("small-mini", 15, "mini, 64 x 128: graphs, LAMB, Muon", compare("mini-128-64", EAGER, LAMB, MUON, rounds=20)),
-    Part("fp8", 10, "TFLOP/s of the products of a layer in FP8 and bf16", measure_fp8, capability=(8, 9)),
     Part("answers", 50, "answers of base, with and without graphs, and of transformers", compare_answers),
     Part("fine-tuning", 60, "fine-tuning of base, beside the Trainer", compare_fine_tuning, ("tokenizers",)),
     Part("run", 95, "a run by train.py, killed and continued", train_twice),
