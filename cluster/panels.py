@@ -70,8 +70,7 @@ def format_losses(line: dict[str, Any], evaluation: dict[str, Any]) -> Iterator[
 
 def format_corpora(evaluation: dict[str, Any]) -> Iterator[str]:
     """Yields the validation loss of each named corpus."""
-    names = dict.fromkeys(name.partition("/")[2] for name in evaluation if "/" in name)
-    for corpus in names:
+    for corpus in dict.fromkeys(name.partition("/")[2] for name in evaluation if "/" in name):
         losses = [evaluation.get(f"{name}/{corpus}") for name in list_loss_curves()]
         yield f"{corpus} {sum(loss for loss in losses if loss is not None):.4f}"
 

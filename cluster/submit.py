@@ -79,8 +79,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(f"{Path.cwd()} is not Cloze's folder, in which the jobs are to run; submit them from there")
         site = read_site()
         plan = plan_tables if wanted.chain == "tables" else plan_pipeline
-        jobs = plan(wanted, words, site)
-        submit(jobs, site, wanted.dry_run)
+        submit(plan(wanted, words, site), site, wanted.dry_run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

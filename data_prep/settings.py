@@ -327,8 +327,7 @@ def _check_examples(s: Settings) -> Checks:
     """Checks the lengths of examples, how many pieces of them are masked, and how."""
     yield bool(s.lengths), "--lengths: give at least one, such as 128"
     for length in s.lengths:
-        allowed = SHORTEST <= length <= LONGEST
-        yield allowed, f"--lengths {length}: from {SHORTEST} to {LONGEST}"
+        yield SHORTEST <= length <= LONGEST, f"--lengths {length}: from {SHORTEST} to {LONGEST}"
     yield len(set(s.lengths)) == len(s.lengths), "--lengths: each length once"
     yield 1 <= s.duplicates <= 1000, f"--duplicates {s.duplicates}: from 1 to 1000"
     yield 0 < s.mask_rate < 1, f"--mask-rate {s.mask_rate}: a share between 0 and 1"

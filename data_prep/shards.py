@@ -154,12 +154,9 @@ class SetFigures(Counts):
         return ShardSet(self.length, self.duplicate, self.validation)
 
 
-class CorpusFigures(JsonObject):
-    """Counts of the text that shards are made of."""
+class TextCounts(JsonObject):
+    """Counts of text that is cut into pieces, and of its documents that are left out."""
 
-    documents: Positive
-    validation_documents: Amount
-    """Documents or passages that are held out."""
     sentences: int = 0
     pieces: int = 0
     unknown: int = 0
@@ -170,7 +167,21 @@ class CorpusFigures(JsonObject):
     unknown_characters: int = 0
     """Those of words that became [UNK]."""
     empty: int = 0
-    """Documents without text, which are left out."""
+    """Documents without text, or without any piece, which are left out."""
+    copies: int | None = None
+    """Documents left out since an earlier one has their text, where such are left out."""
+    near_copies: int | None = None
+    """Documents left out since an earlier one has almost all of their text, where such are left out."""
+    over_share: int | None = None
+    """Documents left out of sources that were to have a smaller share, where there are such sources."""
+
+
+class CorpusFigures(TextCounts):
+    """Counts of the text that shards are made of."""
+
+    documents: Positive
+    validation_documents: Amount
+    """Documents or passages that are held out."""
     replaced: int = 0
     """Documents in which bad characters were replaced."""
     skipped: list[str] = []
@@ -182,12 +193,6 @@ class CorpusFigures(JsonObject):
     """Documents that each filter left out while the text was read, where there were filters."""
     no_text: dict[str, int] = {}
     """Numbers of pages, lines and files that are no text by the rules of their formats, by what they are."""
-    copies: int | None = None
-    """Documents left out since an earlier one has their text, where such are left out."""
-    near_copies: int | None = None
-    """Documents left out since an earlier one has almost all of their text, where such are left out."""
-    over_share: int | None = None
-    """Documents left out of sources that were to have a smaller share, where there are such sources."""
     passages: int | None = None
     """Documents once passages for validation are cut out of them, where they are."""
     weighed: int | None = None

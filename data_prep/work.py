@@ -33,7 +33,7 @@ from pydantic import Field
 
 from data_prep.common.errors import DamageError, UserError
 from data_prep.common.files import FileRecord, read_json, replacing, writable, write_json
-from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, name_length_folder
+from data_prep.shards import KEPT, PLAN, WORK, Counts, Ingredients, JsonObject, TextCounts, name_length_folder
 
 LAYOUT = 5  # version of how this folder is laid out; no other one is read
 
@@ -113,7 +113,7 @@ class DocumentsRecord(Record):
         return sum(filtered.count for filtered in self.filtered.values())
 
 
-class TokensRecord(Record):
+class TokensRecord(Record, TextCounts):
     """The record of a task that wrote a file of token documents."""
 
     source: str
@@ -122,22 +122,6 @@ class TokensRecord(Record):
     lost: str = ""
     """Why such a file was left out, if it is damaged."""
     documents: int
-    empty: int
-    """Documents without any piece, which are left out."""
-    sentences: int
-    pieces: int
-    unknown: int
-    text_bytes: int
-    characters: int = 0
-    """Characters of the words, before any document was left out; 0 where the vocabulary spells any word."""
-    unknown_characters: int = 0
-    """Those of words that became [UNK]."""
-    copies: int | None = None
-    """Documents left out as copies, where such are."""
-    near_copies: int | None = None
-    """Documents left out as near copies, where such are."""
-    over_share: int | None = None
-    """Documents left out of a source that was to have a smaller share."""
     books: int | None = None
     """Documents before passages for validation were cut out of them, where they are."""
     held_out: tuple[int, ...] = ()

@@ -196,8 +196,7 @@ def _read_meanings(kind: type[Any]) -> dict[str, str]:
         if each.__module__.partition(".")[0] in ("pydantic", "builtins"):
             continue
         [tree] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
-        body = getattr(tree, "body", [])
-        for line, below in pairwise(body):
+        for line, below in pairwise(getattr(tree, "body", [])):
             if isinstance(line, ast.AnnAssign) and isinstance(text := getattr(below, "value", None), ast.Constant):
                 found[ast.unparse(line.target)] = " ".join(str(text.value).split())
     return found

@@ -92,8 +92,7 @@ class Heartbeats:
         if now - self._beat_at >= PERIOD / 2:
             self._beat_at = now
             self._write()
-        verdicts = (self._check(rank, passed) for rank in self._others)
-        return next(filter(None, verdicts), None)
+        return next(filter(None, (self._check(rank, passed) for rank in self._others)), None)
 
     def end(self, code: int) -> bool:
         """Notes the exit code of this rank in its file; returns whether that was possible."""

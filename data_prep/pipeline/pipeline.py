@@ -22,7 +22,7 @@ from data_prep.common.locks import locked
 from data_prep.common.workers import Workers
 from data_prep.inspection.figures import describe_vocabulary_size
 from data_prep.near_copies.finding import FOUND, GROUPED
-from data_prep.origins import COUNTS, TAKE, Faults, describe_damage, make_kept_file, sum_counts, sum_filtered
+from data_prep.origins import TAKE, Faults, describe_damage, make_kept_file, sum_counts, sum_filtered
 from data_prep.pipeline.choosing import MARKED, SPLIT, Chosen
 from data_prep.pipeline.forecast import rehearse
 from data_prep.pipeline.inputs import Changes, Inputs, print_line, print_warning
@@ -34,14 +34,23 @@ from data_prep.readers.reader import Problems, replace_path
 from data_prep.running import Runner
 from data_prep.seals import FILTERED_REPORT
 from data_prep.settings import Fact, Settings, list_by, spell_flag
-from data_prep.shards import FORMATS, KEPT_FORMATS, MANIFEST, PLAN, CorpusFigures, Manifest, VocabularyFigures
+from data_prep.shards import (
+    FORMATS,
+    KEPT_FORMATS,
+    MANIFEST,
+    PLAN,
+    CorpusFigures,
+    Manifest,
+    TextCounts,
+    VocabularyFigures,
+)
 from data_prep.vocabulary.source import shorten_name
 from data_prep.vocabulary.vocabulary import Vocabulary
 from data_prep.work import DocumentsRecord, Joined, WorkFolder
 
 LIBRARIES = ("numba", "numpy", "pyarrow", "sentencex", "tokenizers")
 REFUSAL = "another run is at work here ({owner})\nwait for it, or take another --out"
-COUNTED = ("documents", *COUNTS, "copies", "near_copies", "over_share")
+COUNTED = ("documents", *TextCounts.model_fields)
 """Counts that are added up over the files of token documents."""
 NO_LOCKS = "note: this file system has no locks; see to it that no other run writes into the folder"
 
@@ -150,8 +159,7 @@ class Pipeline:
         s, work, origins, given = self.settings, self.work, self.inputs.origins, self.inputs.vocabulary
         bundles = sources.make_bundles(self.inputs.files)
         # every task has the settings, in which the names of files may be many
-        lean = s.model_copy(update={"docs": (), "origins": ()})
-        steps = Steps(self.runner, lean)
+        steps = Steps(self.runner, s.model_copy(update={"docs": (), "origins": ()}))
         documents = steps.read(bundles)
         self._warn_of_changed()
         self._refuse_barren(bundles, documents)

@@ -91,16 +91,11 @@ def _pieces(file: BinaryIO, suffix: str, most: int) -> Iterator[tuple[bytes, int
             yield from ((piece[start : start + most], stream) for start in range(0, len(piece), most))
         data = expander.unused_data or file.read(step)
         if suffix in (".gz", ".xz"):
-            data = _past_padding(data, file)
+            while data and not data.strip(b"\0"):  # padding may follow a stream
+                data = file.read(1 << 14)
+            data = data.lstrip(b"\0")
         stream = file.tell() - len(data)
         yield b"", stream
-
-
-def _past_padding(data: bytes, file: BinaryIO) -> bytes:
-    """Passes over the zeros that may follow a member of .gz or .xz, as gzip does: a tape fills its blocks with them."""
-    while data and not data.strip(b"\0"):
-        data = file.read(1 << 14)
-    return data.lstrip(b"\0")
 
 
 def _fault(path: Path, stream: int, count: int, error: Exception) -> UnreadableError:

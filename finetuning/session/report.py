@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,10 +9,8 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from rich.console import RenderableType
 
-from data_prep.common.arrays import Array
 from data_prep.common.errors import quote
 from data_prep.common.files import replaced_name, write_json
 from data_prep.common.progress import duration
@@ -31,7 +28,7 @@ from finetuning.session.workers import MachineShare
 from finetuning.settings import FineTuning, Varies
 from pretraining.checkpoint.record import FOLDER as CHECKPOINTS
 from pretraining.huggingface.folders import read_task
-from pretraining.reporting.figures import BLUE, GREY, draw, new_figure, smooth
+from pretraining.reporting.figures import BLUE, GREY, draw, new_figure, read_column, smooth
 from pretraining.reporting.metrics_file import METRICS, read_all_records
 
 if TYPE_CHECKING:
@@ -214,11 +211,11 @@ def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, titl
     for name in sorted(metrics, key=lambda run: run == best):  # the best comes last, on top
         records = list(read_all_records(metrics[name]))
         color = BLUE if name == best else GREY
-        steps, losses = _read_column(records, "step", "loss")
+        steps, losses = read_column(records, "step", "loss")
         left.plot(steps, smooth(losses, 1 + len(losses) // 20), color=color)
         scored = [key for record in records for key in record if key.endswith(f"/{metric}")]
         for split, style in zip(dict.fromkeys(scored) if name == best else scored[:1], ("-", "--", ":"), strict=False):
-            epochs, scores = _read_column(records, "epoch", split)
+            epochs, scores = read_column(records, "epoch", split)
             label = split.removesuffix(f"/{metric}") if name == best else None
             right.plot(epochs, 100 * scores, color=color, linestyle=style, marker="o", label=label, clip_on=False)
     left.set(xlabel="step", ylabel="loss of training")
@@ -229,13 +226,6 @@ def draw_curves(metrics: Mapping[str, Path], best: str | None, metric: str, titl
     colours = f"\nblue: {best}, grey: the other runs" if best and len(metrics) > 1 else ""
     figure.suptitle(title + colours, fontsize=11)
     return figure
-
-
-def _read_column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tuple[Array, Array]:
-    """Returns the finite values of a figure in the records that have it, and their places along the axis."""
-    pairs = [(record[along], record[name]) for record in records if record.get(name) is not None]
-    found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
-    return found[:, 0], found[:, 1]
 
 
 def draw_task(folder: Path, result: TaskResult) -> list[str]:

@@ -84,9 +84,7 @@ class RemainingWork:
 
     def __init__(self, recipe: Recipe, corpora: Corpora) -> None:
         self._schedules = build_schedules(recipe)
-        self._flops = [
-            phase.batch * text.flops for phase, text in zip(recipe.phases, _measure_all(recipe, corpora), strict=True)
-        ]
+        self._flops = [phase.batch * measure_phase(recipe, phase, corpora).flops for phase in recipe.phases]
         """operations of a step of every phase"""
 
     @property
@@ -140,11 +138,6 @@ def describe_mixtures(recipe: Recipe, corpora: Corpora, steps: Sequence[float | 
             epochs[name] = epochs.get(name, 0.0) + own
         known = None if count is None else np.array([epochs[name] for name in mixture.names])
         yield f"phase {phase.name} reads {mixture.describe(sequences, known)}"
-
-
-def _measure_all(recipe: Recipe, corpora: Corpora | None) -> list[SequenceStatistics]:
-    """Measures the average sequences of all phases."""
-    return [measure_phase(recipe, phase, corpora) for phase in recipe.phases]
 
 
 def measure_phase(recipe: Recipe, phase: Phase, corpora: Corpora | None) -> SequenceStatistics:

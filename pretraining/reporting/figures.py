@@ -105,7 +105,8 @@ def draw_chart(
     phases, held_out, labelled = _split_phases(trained), _split_phases(scored), -math.inf
     for axes, name in zip(plots, names, strict=True):
         for phase in sorted({*phases, *held_out}):
-            _draw_phase(axes, *(_list_points(each.get(phase, []), name) for each in (phases, held_out)))
+            of_phase = ([logged.figures for logged in each.get(phase, [])] for each in (phases, held_out))
+            _draw_phase(axes, *(read_column(records, "step", name) for records in of_phase))
         axes.set(ylabel=called[name])
         axes.grid(alpha=0.3)
     for phase, records in [*phases.items()] if len(phases) > 1 else []:
@@ -140,8 +141,8 @@ def _split_phases(records: Iterable[Logged]) -> dict[int, list[Logged]]:
     return phases
 
 
-def _list_points(records: Sequence[Logged], name: str) -> tuple[Array, Array]:
-    """Lists the steps and values of a loss, without values that are not finite."""
-    pairs = [(logged.step, logged.figures[name]) for logged in records if name in logged.figures]
+def read_column(records: Sequence[Mapping[str, Any]], along: str, name: str) -> tuple[Array, Array]:
+    """Returns the finite values of a figure in the records that have it, and their places along the axis."""
+    pairs = [(record[along], record[name]) for record in records if record.get(name) is not None]
     found = np.array([pair for pair in pairs if math.isfinite(pair[1])], np.float64).reshape(-1, 2)
     return found[:, 0], found[:, 1]

@@ -41,7 +41,7 @@ def read_newest_records(path: Path, kinds: Collection[str]) -> dict[str, dict[st
 
 def read_all_records(path: Path) -> Iterator[dict[str, Any]]:
     """Reads all records of a short file, if it exists."""
-    with suppress(FileNotFoundError), path.open("rb") as file:
+    with suppress(FileNotFoundError), open(path, "rb", opener=open_at_once) as file:
         yield from _read_records(file, 0, file.seek(0, 2))
 
 
@@ -57,13 +57,12 @@ def read_evaluations(path: Path) -> Iterator[Logged]:
 def read_step_records(path: Path) -> list[Logged]:
     """Reads the step records of a run that have a loss; of steps that were repeated, the last."""
     curve: list[Logged] = []
-    with open(path, "rb", opener=open_at_once) as file:
-        for record in _read_records(file, 0, file.seek(0, 2)):
-            step, loss = record.get("step"), record.get("loss")
-            if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
-                while curve and curve[-1].step >= step:
-                    curve.pop()
-                curve.append(Logged.from_record(record))
+    for record in read_all_records(path):
+        step, loss = record.get("step"), record.get("loss")
+        if record.get("kind") == "step" and isinstance(step, int) and isinstance(loss, int | float):
+            while curve and curve[-1].step >= step:
+                curve.pop()
+            curve.append(Logged.from_record(record))
     return curve
 
 

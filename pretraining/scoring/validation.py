@@ -91,7 +91,9 @@ def score_shards(
     require_vocabulary(manifest, model, folder)
     network = model.build_pretrained()
     trained = model.trained or network.shape.positions
-    length = require_length(length or choose_length(manifest, trained), model.name, network.shape.positions)
+    length = length or choose_length(manifest, trained)
+    if not SHORTEST <= length <= (most := network.shape.positions):
+        raise UserError(f"--length {length}: {model.name} has {most} positions; take {SHORTEST} to {most}")
     network, notes = fit_to_data(network, manifest, folder)
     if length > trained:
         notes.append(f"length {length} is more than {model.name} was trained on, {trained} pieces")
@@ -129,13 +131,6 @@ def require_vocabulary(manifest: Manifest, model: StoredModel, folder: Path) -> 
             f"--data {folder}: has another vocabulary than {model.name}, for which the same numbers are other pieces; "
             f"make shards of its own with data_prep/shard.py --vocab {quote(model.name)}"
         )
-
-
-def require_length(length: int, name: str, positions: int) -> int:
-    """Returns the length; raises UserError if the model has too few positions for it."""
-    if not SHORTEST <= length <= positions:
-        raise UserError(f"--length {length}: {name} has {positions} positions; take {SHORTEST} to {positions}")
-    return length
 
 
 def choose_length(manifest: Manifest, trained: int) -> int:
