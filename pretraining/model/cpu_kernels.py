@@ -119,8 +119,7 @@ def find_compiler() -> str | None:
 @functools.cache
 def _functions() -> dict[str, Any]:
     """Loads the kernels by name; none where they cannot be built."""
-    compiler = find_compiler()
-    if compiler is None:
+    if (compiler := find_compiler()) is None:
         warnings.warn("no C++ compiler: training on the CPU will be slow (install g++)", stacklevel=2)
         return {}
     try:
