@@ -84,13 +84,11 @@ def measure(wanted: RecipeScores, console: Console) -> None:
 
     do = partial(run_script, folder, console)
     shards, run = folder / "text", folder / "run"
-    lengths = sorted({phase.length for phase in recipe.phases})
-    size = ("--vocab-size", 8192, "--lengths", *lengths, "--duplicates", 1)
+    size = ("--vocab-size", 8192, "--lengths", *sorted({phase.length for phase in recipe.phases}), "--duplicates", 1)
     do("data_prep/shard.py", "--docs", *(data / each for each in TEXT), "--out", shards, *size)
     do("pretraining/train.py", "--recipe", wanted.recipe, "--data", shards, "--out", run)
     do("pretraining/export.py", run, "--out", folder / "export")
-    weights = sha256(folder / "export" / WEIGHTS)
-    found = {"recipe": name, "training": summarise_training(run), "weights_sha256": weights}
+    found = {"recipe": name, "training": summarise_training(run), "weights_sha256": sha256(folder / "export" / WEIGHTS)}
     do("finetuning/run_pairs.py", "--model", run, "--out", folder / "pairs")
     found["pairs"] = summarise_pairs(read_json(folder / "pairs" / "results.json"))
     keeper.keep(found)

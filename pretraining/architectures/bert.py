@@ -50,11 +50,7 @@ class Bert(Architecture):
         "qa_outputs.",
     )
     old_ends: ClassVar = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-    piece_names: ClassVar = (
-        "cls.predictions.bias",
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-    )
+    piece_names = ("cls.predictions.bias", "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm")
     """the bias, the linear layer and the norm of the head that predicts pieces, in transformers"""
     copies: ClassVar = {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",

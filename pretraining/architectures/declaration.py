@@ -20,16 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from data_prep.common.sections import (
-    Fraction,
-    May,
-    Positive,
-    Section,
-    declared_in,
-    find_declared,
-    foreign_values,
-    joined_settings,
-)
+from data_prep.common import sections
+from data_prep.common.sections import Fraction, May, Positive, Section
 from data_prep.common.toml_text import show_value
 from pretraining.architectures.weights import TaskHead, Weight, count_parameters, count_products, declare_linear
 from pretraining.model.shape import ARCHITECTURE, HEAD, OF_OBJECTIVE, PIECE_HEAD, Learning, Sees, Shape
@@ -283,18 +275,17 @@ class Architecture(ABC):
 @lru_cache
 def architectures() -> dict[str, Architecture]:
     """Finds all architectures, by their names in recipes."""
-    return declared_in(__file__, __package__, "ARCHITECTURE")
+    return sections.declared_in(__file__, __package__, "ARCHITECTURE")
 
 
 def find_architecture(name: str) -> Architecture:
     """Finds an architecture by its name in recipes and checkpoints."""
-    return find_declared(architectures(), name, "model.architecture", "pretraining/architectures")
+    return sections.find_declared(architectures(), name, "model.architecture", "pretraining/architectures")
 
 
 def make_shape(size: str, vocabulary: int, architecture: str = ARCHITECTURE) -> Shape:
     """Makes the shape of a published size, with the default objective."""
-    settings = find_architecture(architecture).settings_type(architecture=architecture, size=size)
-    return settings.shape(vocabulary)
+    return find_architecture(architecture).settings_type(architecture=architecture, size=size).shape(vocabulary)
 
 
 def read_shape(values: Mapping[str, Any]) -> Shape:
@@ -309,11 +300,10 @@ def read_shape(values: Mapping[str, Any]) -> Shape:
 
 def join_all_settings(module: str) -> type[ModelSettings]:
     """Makes a class `Model` of this module with the settings of all architectures."""
-    meaning = "; ".join(f"`{name}`: {kind.title}" for name, kind in architectures().items())
+    meaning = "; ".join(f"`{name}`: {kind.title}" for name, kind in architectures().items()) + "."
     size: Any = (Literal[tuple(list_sizes())] | None, Field(None, description="One of the published sizes."))
-    return joined_settings(
-        "Model", ModelSettings, _settings_of_all(), ARCHITECTURE, f"{meaning}.", module, KEY, size=size
-    )
+    kinds = _settings_of_all()
+    return sections.joined_settings("Model", ModelSettings, kinds, ARCHITECTURE, meaning, module, KEY, size=size)
 
 
 def _settings_of_all() -> dict[str, type[ModelSettings]]:
@@ -322,7 +312,7 @@ def _settings_of_all() -> dict[str, type[ModelSettings]]:
 
 def find_faults(settings: ModelSettings) -> Iterator[str]:
     """Yields the faults of the settings of an encoder."""
-    yield from foreign_values("model", settings, ModelSettings, _settings_of_all(), KEY)
+    yield from sections.foreign_values("model", settings, ModelSettings, _settings_of_all(), KEY)
     kind, size = find_architecture(settings.architecture), settings.size
     if size is not None and size not in kind.sizes:
         yield f"model.size = {show_value(size)}: none of {kind.title}'s: {', '.join(kind.sizes)}"

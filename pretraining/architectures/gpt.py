@@ -78,8 +78,7 @@ class Gpt(Architecture):
         return weights + (declare_norm(f"{ours}.final_norm", "transformer.ln_f", h) if is_last else [])
 
     def heads(self, shape: Shape) -> dict[str, list[Weight]]:
-        pooler = declare_linear("pooler", ["pooler.dense"], shape.hidden, shape.hidden, HEAD)
-        return {"pooler": pooler, PIECE_HEAD: []}
+        return {"pooler": declare_linear("pooler", ["pooler.dense"], shape.hidden, shape.hidden, HEAD), PIECE_HEAD: []}
 
     def layer_memory(self, shape: Shape) -> LayerMemory:
         # a layer keeps its input and the norm of it, q k v and attention's result; then the sum and its norm, and the
@@ -99,8 +98,7 @@ class Gpt(Architecture):
         return PieceHead(shape, at_once) if name == PIECE_HEAD else Pooler(shape.hidden)
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        inner = config.get("n_inner")
-        width = config.get("n_embd")
+        inner, width = config.get("n_inner"), config.get("n_embd")
         return {**config, "n_inner": 4 * width} if inner is None and isinstance(width, int) else config
 
 

@@ -61,9 +61,8 @@ class Roberta(Bert):
     def task_head(self, shape: Shape, head: TaskHead) -> list[Weight]:
         if head.kind not in ("classes", "labels", "score"):
             return super().task_head(shape, head)
-        h = shape.hidden
-        pooler = declare_linear("pooler", ["classifier.dense"], h, h, HEAD)
-        return [*pooler, *declare_linear("head", ["classifier.out_proj"], head.outputs, h, HEAD)]
+        pooler = declare_linear("pooler", ["classifier.dense"], shape.hidden, shape.hidden, HEAD)
+        return [*pooler, *declare_linear("head", ["classifier.out_proj"], head.outputs, shape.hidden, HEAD)]
 
     def config(self, shape: Shape) -> dict[str, Any]:
         assert isinstance(shape, RobertaShape)

@@ -48,8 +48,7 @@ def deal_sequences(lengths: Array, bins: int) -> Array:
         fewest = np.argsort(sums, kind="stable")
         dealt[turn, fewest] = dealt[turn].copy()
         sums[fewest] += sizes[turn]
-    heaviest = np.argsort(-sums, kind="stable")
-    micro_batches: Array = dealt.T[heaviest]
+    micro_batches: Array = dealt.T[np.argsort(-sums, kind="stable")]
     return micro_batches
 
 
@@ -75,8 +74,7 @@ def training_batches(
 
     For a GPU they are in pinned memory. Each comes with the seconds that training waited for it.
     """
-    where = (dataset.rank, dataset.ranks, count)
-    read = (step_batches(dataset, order, step, *where).pin_for(device) for step in steps)
+    read = (step_batches(dataset, order, step, dataset.rank, dataset.ranks, count).pin_for(device) for step in steps)
     return prepare_in_thread(read, AHEAD)
 
 
@@ -100,7 +98,6 @@ def validation_batches(
     lengths, _ = dataset.sizes(examples)
     order = np.argsort(-lengths, kind="stable")
     batches = [order[at : at + sequences] for at in range(0, len(order), sequences)]
-    for turn in range(0, len(batches), ranks):
-        number = turn + rank
+    for number in range(rank, rank + len(batches), ranks):
         chosen = batches[min(number, len(batches) - 1)]
         yield dataset.batch(examples.take(chosen)), number < len(batches)

@@ -11,8 +11,8 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from data_prep.common.errors import UserError, check_all, quote
@@ -31,6 +31,8 @@ class CorpusFolder:
     """name in recipes and logs; empty for a folder that was given without one"""
     folder: Path
     manifest: Manifest
+    _mean_pieces: dict[int, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """mean numbers of pieces by length, as far as they were asked for"""
 
     @classmethod
     def read(cls, name: str, folder: Path, waits: bool = True) -> CorpusFolder:
@@ -56,11 +58,6 @@ class CorpusFolder:
             pieces = (count * min(size, length) for each in sets for size, count in enumerate(each.histogram))
             self._mean_pieces[length] = sum(pieces) / max(sum(each.examples for each in sets), 1)
         return self._mean_pieces[length]
-
-    @cached_property
-    def _mean_pieces(self) -> dict[int, float]:
-        """Mean numbers of pieces by length, as far as they were asked for."""
-        return {}
 
     def _list_sets(self, length: int) -> list[SetFigures]:
         stored = self.manifest.length_for(length)
@@ -161,8 +158,7 @@ def split_word(word: str) -> tuple[str, Path]:
 
 def find_name_faults(named: Sequence[tuple[str, Path]]) -> Iterator[str]:
     """Yields the faults in names and folders of corpora, without reading them."""
-    folders: dict[Path, str] = {}
-    names: dict[str, Path] = {}
+    folders, names = dict[Path, str](), dict[str, Path]()
     for name, folder in named:
         said = f"--data {name}={folder}"
         if not name and len(named) > 1:

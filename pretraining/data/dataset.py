@@ -95,11 +95,12 @@ class Dataset:
     def sizes(self, examples: Examples, done: float = 0.0, one_way: Array | None = None) -> tuple[Array, Array]:
         """Counts the pieces and the predictions of examples; this reads very little. `done` is that of their `Draw`,
         `one_way` what the objective drew."""
+        found = self._find_rows(examples)
+        lengths, masked = found.restore(found.lengths), found.restore(found.predictions)
         if self.stored > self.length:
-            lengths, masked = self._cut_sizes(examples)
-        else:
-            found = self._find_rows(examples)
-            lengths, masked = found.restore(found.lengths), found.restore(found.predictions)
+            window = Window.choose(lengths, found.restore(found.boundaries), self.length)
+            [positions] = found.gather(("positions",), found.masked_starts, found.predictions)
+            lengths, masked = window.lengths, window.count(positions, masked)
         return lengths, self.objective.count_predictions(lengths, masked, done, one_way)
 
     def batch(self, examples: Examples) -> PretrainingBatch:
@@ -119,12 +120,6 @@ class Dataset:
         from data_prep.vocabulary.source import read_vocabulary  # loads numba, which the order does not need
 
         return read_vocabulary(self.corpora.folder).special
-
-    def _cut_sizes(self, examples: Examples) -> tuple[Array, Array]:
-        found = self._find_rows(examples)
-        window = Window.choose(found.restore(found.lengths), found.restore(found.boundaries), self.length)
-        [positions] = found.gather(("positions",), found.masked_starts, found.predictions)
-        return window.lengths, window.count(positions, found.restore(found.predictions))
 
     def read(self, examples: Examples) -> Rows:
         """Reads examples in their given order."""
@@ -199,8 +194,7 @@ def find_sets(folder: Path, manifest: Manifest, length: int, validation: bool) -
     if found and all(sum(record.rows for record in records) for records in found):
         return found
     what = "examples held out for validation" if validation else "training examples"
-    there = sorted({key.length for key in sets if key.validation == validation})
-    lengths = ", ".join(map(str, there)) or "none"
+    lengths = ", ".join(map(str, sorted({key.length for key in sets if key.validation == validation}))) or "none"
     cure = f"data_prep/shard.py --lengths {length}{' --validation 0.005' * validation}"
     raise UserError(f"{folder}: no {what} of length {length} (lengths there: {lengths}); make shards with: {cure}")
 

@@ -240,8 +240,7 @@ class MixedOrder:
         for corpus in np.flatnonzero(counts).tolist():
             for places in self._orders[corpus].find_places(int(begins[corpus]), int(counts[corpus])):
                 parts.append(places._replace(duplicate=places.duplicate + self._firsts[corpus]))
-        back = np.argsort(np.argsort(chosen, kind="stable"))
-        return permute_places(parts).take(back)
+        return permute_places(parts).take(np.argsort(np.argsort(chosen, kind="stable")))
 
     def count(self, stop: int) -> Array:
         """Counts the sequences of each corpus among the first `stop` of the phase."""

@@ -8,7 +8,7 @@ The order does not depend on ranks: they only take slices of it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
@@ -78,11 +78,6 @@ class Examples(NamedTuple):
     def take(self, chosen: Array | slice) -> Examples:
         """Takes some of the examples."""
         return Examples(self.duplicate[chosen], self.shard[chosen], self.row[chosen])
-
-    @classmethod
-    def join(cls, parts: Sequence[Examples]) -> Examples:
-        """Joins examples, one after another."""
-        return cls(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 class ShardPlaces(NamedTuple):
@@ -169,24 +164,18 @@ class BatchOrder:
     """The global batches of a phase, one for each step, without those that are left out."""
 
     def __init__(
-        self,
-        order: ExampleOrder,
-        batch_size: int,
-        left_out: Collection[int] = (),
-        behind: int = 0,
-        total: int | None = None,
+        self, order: ExampleOrder, batch_size: int, skipped: Iterable[int] = (), past: int = 0, total: int | None = None
     ) -> None:
-        """`left_out` has numbers of batches, counted as if none were left out; `behind` is the number of steps before
-        this phase with its objective, and `total` that of all phases with it, None where it is not known."""
+        """`skipped` has numbers of batches, counted as if none were left out; `past` is the number of steps before this
+        phase with its objective, and `total` that of all phases with it, None where it is not known."""
         self.batch_size = batch_size
-        self._order, self._left_out = order, sorted(left_out)
-        self._behind, self._total = behind, total
+        self._order, self._skipped, self._past, self._total = order, sorted(skipped), past, total
 
     def number(self, step: int) -> int:
         """Returns the number of a step's batch, counted as if none were left out."""
         number = step
-        for left_out in self._left_out:
-            if number >= left_out:
+        for skipped in self._skipped:
+            if number >= skipped:
                 number += 1
         return number
 
@@ -201,4 +190,4 @@ class BatchOrder:
 
     def share_done(self, step: int) -> float:
         """Returns the share of the run that is done at a step: 0 at the first and 1 at the last."""
-        return 0.0 if self._total is None else (self._behind + step) / max(self._total - 1, 1)
+        return 0.0 if self._total is None else (self._past + step) / max(self._total - 1, 1)

@@ -232,8 +232,7 @@ def _attend_in_groups(qkv: Tensor, bias: Tensor | None, groups: list[Group], hea
         parts, shape = qkv.new_empty(3, s * heads, length, size), (s, heads, length, size)
         kernels.call("split_heads", qkv, bias, group.starts, group.lengths, parts, 3, *shape)
         query, key, value = parts
-        rows = group.sight[2]
-        shares = query.view(-1, rows, size) @ group.take_bands(key).transpose(1, 2)  # scores, then softmax
+        shares = query.view(-1, group.sight[2], size) @ group.take_bands(key).transpose(1, 2)  # scores, then softmax
         dropped = torch.empty_like(shares) if dropout.drops else shares
         where = (group.starts, group.lengths, *dropout.for_kernels)
         kernels.call("softmax_forward", shares, *where, size**-0.5, dropped, *group.sight, s, heads, length)
@@ -258,8 +257,7 @@ def _attend_in_groups_backward(
             dropped = torch.empty_like(shares)
             where = (group.starts, group.lengths, *dropout.for_kernels)
             kernels.call("redo_dropout", shares, *where, dropped, *group.sight, s, heads, length)
-        rows = group.sight[2]
-        grad_context, query = (each.view(-1, rows, size) for each in (grad_context, parts[0]))
+        grad_context, query = (each.view(-1, group.sight[2], size) for each in (grad_context, parts[0]))
         grad_scores = grad_context @ group.take_bands(parts[2]).transpose(1, 2)
         inputs = (shares, dropped, group.lengths, size**-0.5, *group.sight)
         kernels.call("softmax_backward", grad_scores, *inputs, s, heads, length)

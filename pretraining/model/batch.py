@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -43,8 +43,7 @@ class Batch:
         return batch._move_tensors(lambda tensor: tensor.to(device, non_blocking=True))
 
     def _move_tensors(self: AnyBatch, move: Callable[[Tensor], Tensor]) -> AnyBatch:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors: dict[str, Any] = {name: move(each) for name, each in values.items() if isinstance(each, Tensor)}
+        tensors: dict[str, Any] = {name: move(each) for name, each in vars(self).items() if isinstance(each, Tensor)}
         return replace(self, **tensors)
 
     def reverse_places(self) -> Tensor:

@@ -119,8 +119,7 @@ def find_compiler() -> str | None:
 @functools.cache
 def _functions() -> dict[str, Any]:
     """Loads the kernels by name; none where they cannot be built."""
-    compiler = find_compiler()
-    if compiler is None:
+    if (compiler := find_compiler()) is None:
         warnings.warn("no C++ compiler: training on the CPU will be slow (install g++)", stacklevel=2)
         return {}
     try:
@@ -162,11 +161,10 @@ def _split_command(compiler: str) -> list[str]:
 def _name_library(compiler: str) -> str:
     """Names the library by a hash of all that its content depends on."""
     words = _split_command(compiler)
-    version = subprocess.run([*words, "--version"], capture_output=True, check=True).stdout
     parts = [
         *(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*"))),
         " ".join((*words[1:], *_list_flags(words))).encode(),
-        version,
+        subprocess.run([*words, "--version"], capture_output=True, check=True).stdout,
         _read_processor().encode(),
     ]
     return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:16]}.so"

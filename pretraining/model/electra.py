@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from data_prep.common.hashing import hash_key
 from pretraining.model.batch import Batch, PretrainingBatch
-from pretraining.model.bert import BertPieceHead
+from pretraining.model.bert import BertPieceHead, Pooler
 from pretraining.model.dropout import Dropout
 from pretraining.model.encoder import ArchitectureOfModel, Embeddings, Encoder
 from pretraining.model.fused import widen
@@ -22,14 +22,11 @@ from pretraining.model.modules import Linear
 from pretraining.model.shape import Shape
 
 
-class GeluPooler(nn.Linear):
-    """Transforms the states of the pieces that stand for their sequences."""
-
-    def __init__(self, hidden: int):
-        super().__init__(hidden, hidden)
+class GeluPooler(Pooler):
+    """Transforms the states of the pieces that stand for their sequences, with another activation than BERT's."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(super().forward(x))
+        return F.gelu(F.linear(x, self.weight, self.bias))
 
 
 class DetectionHead(nn.Module):

@@ -171,9 +171,8 @@ class Encoder(Trainable):
         hidden, attention = self.make_dropouts(batch)
         x = self.embeddings(batch, hidden)
         yield x
-        layouts = {
-            sight: self._lay_out(batch, x, sight, attention) for sight in dict.fromkeys(map(find_sight, self.layers))
-        }
+        sights = dict.fromkeys(map(find_sight, self.layers))
+        layouts = {sight: self._lay_out(batch, x, sight, attention) for sight in sights}
         layout = next(iter(layouts.values()))
         n, spare = len(x), layout.spare_rows(x)
         if spare:
@@ -193,8 +192,7 @@ class Encoder(Trainable):
 
     def _lay_out(self, batch: Batch, x: Tensor, sight: Sight, dropout: Dropout) -> Layout:
         """Chooses the layout for the layers with this sight."""
-        shape = self.shape
-        where = (batch.starts, batch.lengths, x, shape.heads)
+        shape, where = self.shape, (batch.starts, batch.lengths, x, self.shape.heads)
         layout = lay_out(*where, shape.one_way, sight.window, 0 if shape.one_way else batch.one_way, dropout)
         if sight.base is not None:
             size = shape.hidden // shape.heads
@@ -205,11 +203,9 @@ class Encoder(Trainable):
         self, number: int, x: Tensor, layouts: Layouts, hidden: Dropout, attention: Dropout, *chosen: Tensor
     ) -> Tensor:
         """Passes hidden states through a layer, counted from 1; the last may take the places of the rows to compute."""
-        layer, site = self.layers[number - 1], SITES * number
+        layer, at = self.layers[number - 1], SITES * number
         layout = layouts[find_sight(layer)]
-        dropouts = LayerDropouts(
-            attention.select_site(site), hidden.select_site(site + 1), hidden.select_site(site + 2)
-        )
+        dropouts = LayerDropouts(attention.select_site(at), hidden.select_site(at + 1), hidden.select_site(at + 2))
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(layer, x, layout, dropouts, *chosen, use_reentrant=False)
         return layer(x, layout, dropouts, *chosen)

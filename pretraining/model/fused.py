@@ -5,8 +5,7 @@ Their results are equal but for rounding and for the masks of dropout. Our kerne
 
 from __future__ import annotations
 
-import functools
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 
 import torch
@@ -46,14 +45,13 @@ def gelu(x: Tensor, bias: Tensor | None, tanh: bool = False) -> Tensor:
 
 def geglu(x: Tensor) -> Tensor:
     """The gelu, with erf, of the left half of each row times the right half: (n, 2 * inner) -> (n, inner)."""
-    ours = find_operations("geglu", x)
-    if ours:
+    if ours := find_operations("geglu", x):
         return ours.geglu(x)
     left, right = x.chunk(2, 1)
     return F.gelu(left) * right
 
 
-@functools.cache
+@cache
 def make_turns(base: float, size: int, length: int, device: torch.device) -> Tensor:
     """Makes the cosines and the sines of the angles of rotary positions for heads of this size, (length, size) fp32:
     position times base^(-2 d / size) for the d-th pair of numbers. Made once: callers share the tensor."""
@@ -69,8 +67,7 @@ def rotate(qkv: Tensor, positions: Tensor, turns: Tensor, heads: int) -> Tensor:
 
     `turns` is from `make_turns`. May overwrite qkv, which nobody else may read, and in the backward pass its gradient.
     """
-    ours = find_operations("rotate", qkv)
-    if ours:
+    if ours := find_operations("rotate", qkv):
         return ours.rotate(qkv, positions, turns, heads)
     n = len(positions)
     cosines, sines = turns[positions][:, None, None].chunk(2, -1)
@@ -85,8 +82,7 @@ def add_and_norm(
 ) -> Tensor:
     """The layer norm of residual + dropout(x + bias). May overwrite x, which nobody else may read."""
     masks = dropout.for_kernels
-    ours = find_operations("add_and_norm", x, masks)
-    if ours:
+    if ours := find_operations("add_and_norm", x, masks):
         return ours.add_and_norm(x, bias, residual, weight, shift, epsilon, masks)
     return F.layer_norm(residual + F.dropout(x + bias, dropout.probability), weight.shape, weight, shift, epsilon)
 
@@ -102,8 +98,7 @@ def add_then_norm(
 ) -> tuple[Tensor, Tensor]:
     """residual + dropout(x + bias), and the layer norm of it. May overwrite x, which nobody else may read."""
     masks = dropout.for_kernels
-    ours = find_operations("add_then_norm", x, masks)
-    if ours:
+    if ours := find_operations("add_then_norm", x, masks):
         bias, shift = (x.new_zeros(x.shape[1]) if each is None else each for each in (bias, shift))
         return ours.add_then_norm(x, bias, residual, weight, shift, epsilon, masks)
     total = residual + F.dropout(x if bias is None else x + bias, dropout.probability)

@@ -26,9 +26,8 @@ class GptEmbeddings(Embeddings):
         self.position = LookupTable(shape.positions, shape.hidden)
 
     def forward(self, batch: Batch, dropout: Dropout) -> Tensor:
-        return drop(
-            embed(self.word.weight, batch.pieces, (self.position.weight, batch.positions), mesh=self.mesh), dropout
-        )
+        total = embed(self.word.weight, batch.pieces, (self.position.weight, batch.positions), mesh=self.mesh)
+        return drop(total, dropout)
 
 
 class GptLayer(nn.Module):

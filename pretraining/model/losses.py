@@ -87,12 +87,10 @@ def log_probabilities(
     ranks of a mesh have a part of the decoder each."""
     rows = max(1, MOST_LOGITS // len(weight))
     parts = zip(hidden.split(rows), labels.split(rows), strict=True)
-    return torch.cat([_log_probabilities(part, weight, bias, wanted, vocabulary, mesh) for part, wanted in parts])
+    return torch.cat([_score_labels(part, weight, bias, wanted, vocabulary, mesh) for part, wanted in parts])
 
 
-def _log_probabilities(
-    hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh
-) -> Tensor:
+def _score_labels(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, vocabulary: int, mesh: Mesh) -> Tensor:
     logits = F.linear(hidden, weight)
     if mesh.tensor_ranks > 1:
         return share_log_probabilities((logits + bias).float(), labels, vocabulary, mesh)
@@ -114,10 +112,8 @@ def _masked_loss(hidden: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, v
 def _masked_loss_backward(
     predictions: int, grad: Tensor, hidden: Tensor, weight: Tensor, difference: Tensor
 ) -> Gradients:
-    product = (difference @ weight)[:predictions]
-    grad_hidden = product * grad  # a scalar in fp32, which leaves the others in their type
-    grad_weight = difference.t() @ (hidden * grad)
-    return grad_hidden, grad_weight, difference.sum(0) * grad
+    grad_hidden = (difference @ weight)[:predictions] * grad  # a scalar in fp32, which leaves the others in their type
+    return grad_hidden, difference.t() @ (hidden * grad), difference.sum(0) * grad
 
 
 def loss_in_chunks(

@@ -45,9 +45,8 @@ class Masked(NamedTuple):
 def count_masked(length: Any, mask_rate: float) -> Any:
     """Counts the pieces that are chosen of examples of these lengths, in which [CLS] and [SEP] count: at least one,
     rounded as in the original."""
-    return np.clip(np.rint(np.multiply(length, mask_rate)), 1, np.maximum(np.subtract(length, MARKS), 1)).astype(
-        np.int64
-    )
+    most = np.maximum(np.subtract(length, MARKS), 1)
+    return np.clip(np.rint(np.multiply(length, mask_rate)), 1, most).astype(np.int64)
 
 
 def draw_masks(rows: Rows, mask_rate: float, split: Split, draw: Draw) -> Masked:
@@ -64,8 +63,7 @@ def draw_masks(rows: Rows, mask_rate: float, split: Split, draw: Draw) -> Masked
 
 def number_places(keys: Array, length: int) -> Array:
     """Draws random numbers for the places of examples with these keys: (s, length) uint64."""
-    steps = np.arange(1, length + 1, dtype=np.uint64) * np.uint64(GOLDEN)
-    return scramble_bits(keys[:, None] + steps)
+    return scramble_bits(keys[:, None] + np.arange(1, length + 1, dtype=np.uint64) * np.uint64(GOLDEN))
 
 
 def choose_places(rows: Rows, counts: Array, numbers: Array, separators: Array) -> tuple[Array, Array]:

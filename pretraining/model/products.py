@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pretraining.model import cpu_kernels as kernels
 from pretraining.model import gpu_operations as gpu
-from pretraining.model.own_backward import find_apply
+from pretraining.model.own_backward import Gradients, find_apply
 
 TILE_ROWS = 16
 WIDE, WORTH = 1024, 600
@@ -98,9 +98,7 @@ class _Product(torch.autograd.Function):
         return F.linear(x, weight, bias), x.view_as(x)
 
     @staticmethod
-    def backward(
-        ctx: Any, grad: Tensor | None, grad_residual: Tensor | None
-    ) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor | None, grad_residual: Tensor | None) -> Gradients:
         if torch.is_grad_enabled():
             raise RuntimeError("what our backward passes compute has no gradient")
         if grad is None:

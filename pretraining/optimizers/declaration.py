@@ -34,6 +34,8 @@ from pretraining.model.shape import Role
 if TYPE_CHECKING:
     from torch import Tensor
 
+    State = Mapping[str, Tensor]
+
 DEFAULT = "adamw"
 
 
@@ -86,13 +88,7 @@ class Optimizer:
         ]
 
     def update(
-        self,
-        role: Role,
-        weight: Tensor,
-        gradient: Tensor,
-        state: Mapping[str, Tensor],
-        step: Tensor,
-        settings: OptimizerSettings,
+        self, role: Role, weight: Tensor, gradient: Tensor, state: State, step: Tensor, settings: OptimizerSettings
     ) -> Tensor:
         """Returns the update, without learning rate and decay, that is subtracted from a weight; moves the state in
         place.

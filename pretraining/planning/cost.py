@@ -202,8 +202,7 @@ class StepTraffic(NamedTuple):
         """Describes the engine's exchange: ZeRO 1 joins gradients during the last backward pass, except in fp16."""
         stage = zero if dtype == "fp32" else max(zero, 1)
         size = 4 if dtype == "fp32" else 2
-        hides = stage == 3 or (stage == 1 and dtype != "fp16")
-        return cls(parameters, stage, size, optimizer_bytes, hides=hides)
+        return cls(parameters, stage, size, optimizer_bytes, hides=stage == 3 or (stage == 1 and dtype != "fp16"))
 
     def joining(self, cluster: Cluster, accumulation: int, backward: float) -> float:
         """Estimates the seconds of a step in exchanges without computing; `backward`: seconds of a backward pass.

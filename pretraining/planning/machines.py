@@ -82,9 +82,7 @@ def find_network(name: str) -> NodeNetwork:
     """Finds the network of this name, such as hdr200x8: a kind of port, and the ports of a node (default: one)."""
     match = re.fullmatch(r"(\w+?)(?:x([1-9]\d?))?", name.lower())
     if match is None or match[1] not in PORTS:
-        raise UserError(
-            f"--network {name}: unknown; there is {', '.join(PORTS)}, and the ports of a node as in hdr200x8"
-        )
+        raise UserError(f"--network {name}: unknown; there is {', '.join(PORTS)}, and a node's ports as in hdr200x8")
     port = PORTS[match[1]]
     return NodeNetwork(name.lower(), int(match[2] or 1) * port["bandwidth"], port["latency"])
 
@@ -141,8 +139,7 @@ def find_fastest(target: Target) -> Plan:
     """Plans the run with the fastest micro-batches that fit; of equally fast ones with the largest."""
     found = []
     for number, phase in enumerate(target.recipe.phases):
-        sizes = [size for size in target.sizes(phase) if target.fits(phase, size)]
-        planned = [plan_phase(target, number, size) for size in sizes]
+        planned = [plan_phase(target, number, size) for size in target.sizes(phase) if target.fits(phase, size)]
         if planned:
             found.append(min(planned, key=lambda each: (round(each.step_seconds, 9), -each.micro_batch)))
     return Plan(target, tuple(found))

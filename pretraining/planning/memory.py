@@ -118,18 +118,16 @@ def plan_memory(
     return Memory(zero, weights, gradients + accumulated, state, moved if offload != "none" and zero else 0.0)
 
 
-def _plan_gradients(
-    embeddings: float, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float
-) -> float:
-    """Plans the bytes of gradients besides their sums, at the peak of a step; `embeddings`: numbers of the words'."""
+def _plan_gradients(words: float, dtype: Dtype, stage: int, parameters: float, part: float, bucket: float) -> float:
+    """Plans the bytes of gradients besides their sums, at the peak of a step; `words`: numbers of their embeddings."""
     size = 4 if dtype == "fp32" else 2
     if stage == 3:
         return 12 * bucket
     if stage == 2:
-        return 4 * bucket + max(12 * embeddings - 4 * part, 0.0) if dtype == "fp32" else 8 * bucket
+        return 4 * bucket + max(12 * words - 4 * part, 0.0) if dtype == "fp32" else 8 * bucket
     if dtype == "fp16":
         return 2 * parameters
-    return max(2 * size * embeddings, 4 * (bucket if stage == 0 else part))
+    return max(2 * size * words, 4 * (bucket if stage == 0 else part))
 
 
 @cache

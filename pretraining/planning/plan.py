@@ -19,14 +19,8 @@ from pretraining.data.corpora import Corpora
 from pretraining.model.shape import Shape
 from pretraining.objectives.declaration import configure_objective
 from pretraining.optimizers.declaration import find_optimizer
-from pretraining.planning import cost, memory
-from pretraining.planning.amount import (
-    SequenceStatistics,
-    describe_mixtures,
-    measure_phase,
-    most_predictions,
-    warn_of_disproportion,
-)
+from pretraining.planning import amount, cost, memory
+from pretraining.planning.amount import SequenceStatistics
 from pretraining.planning.cost import Cluster, MicroBatch, StepTime, StepTraffic
 
 USEFUL_SHARE, USEFUL_RANGES = 0.5, {True: (0.132, 0.77), False: (0.194, 0.696)}
@@ -111,7 +105,7 @@ class Target:
         compute, objective = self.recipe.compute, configure_objective(self.recipe.in_phase(phase).objective)
         parts = () if self.corpora is None else phase.mixture(self.corpora).corpora.parts
         manifests: list[Manifest | None] = [part.manifest for part in parts] or [None]
-        most = max(most_predictions(objective, phase.length, each) for each in manifests)
+        most = max(amount.most_predictions(objective, phase.length, each) for each in manifests)
         settings = (self.dtype, phase.length, most, compute.checkpoint_activations, self.tensor)
         return memory.Heaviest(self.shape_in(phase), *settings)
 
@@ -196,7 +190,7 @@ class Plan:
         for phase in {each.objective: each for each in target.recipe.phases}.values():
             yield from configure_objective(target.recipe.in_phase(phase).objective).list_notes(target.shape_in(phase))
         if target.corpora is not None and target.corpora.is_named:
-            yield from describe_mixtures(target.recipe, target.corpora, [phase.steps for phase in self.phases])
+            yield from amount.describe_mixtures(target.recipe, target.corpora, [phase.steps for phase in self.phases])
         if target.manifest is None:
             pieces = target.shape.vocabulary
             yield f"no --data: a vocabulary of {pieces:,} and full sequences are assumed; real text takes less time"
@@ -224,7 +218,9 @@ class Plan:
     @property
     def warning(self) -> str | None:
         """A warning if the text is read too often."""
-        return warn_of_disproportion(self.target.recipe, self.target.corpora, [phase.steps for phase in self.phases])
+        return amount.warn_of_disproportion(
+            self.target.recipe, self.target.corpora, [each.steps for each in self.phases]
+        )
 
     @property
     def fits(self) -> bool:
@@ -242,7 +238,7 @@ class Plan:
         """Activations of the phase that needs the most, with the usual number of predictions in full sequences."""
         target, found = self.target, []
         for each in self.phases:
-            full = measure_phase(target.recipe, each.phase, None)
+            full = amount.measure_phase(target.recipe, each.phase, None)
             usual = replace(target.heaviest(each.phase), predictions=full.predictions)
             found.append(usual.plan(each.micro_batch, target.room.on_cpu))
         return max(found, key=lambda activations: activations.kept)
@@ -314,7 +310,7 @@ def plan_phase(target: Target, number: int, micro_batch: int) -> PhasePlan:
     Its hours follow from the model of the cluster, or else from the FLOP/s of one rank and the share that is useful.
     """
     phase, schedule = target.recipe.phases[number], build_schedules(target.recipe)[number]
-    statistics = measure_phase(target.recipe, phase, target.corpora)
+    statistics = amount.measure_phase(target.recipe, phase, target.corpora)
     speed, step, efficiency = None, None, 1.0
     uneven = target.recipe.parallel.same_bits
     accumulation = count_micro_batches(phase, target.ranks, number, micro_batch, uneven)

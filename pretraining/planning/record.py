@@ -108,8 +108,7 @@ def _find_learning_rates(schedule: PhaseSchedule) -> list[float]:
     top = schedule.schedule.warmup - schedule.begin
     places += [top - (0 if by_clock else 1)] if 0 < top <= schedule.length else []
     learning_rates = [schedule.learning_rate(int(place), place) for place in places if place < schedule.length]
-    last = schedule.learning_rate(int(schedule.length) - 1, schedule.length)
-    return [learning_rates[0], max(learning_rates), last]
+    return [learning_rates[0], max(learning_rates), schedule.learning_rate(int(schedule.length) - 1, schedule.length)]
 
 
 def _record_memory(plan: Plan) -> Iterator[Record]:

@@ -63,8 +63,7 @@ def require_continuation(latest: Saved, request: Request, branch: Branch | None 
     if run.lost:
         raise UserError("\n  ".join([f"{place}: cannot go on, but can be read:", *run.lost]))
     require_data(run, request, source, branch)
-    latest_phase = run.state.phase - (run.state.phase_step == 0)
-    wanted = request.shape_in(latest_phase)
+    wanted = request.shape_in(run.state.phase - (run.state.phase_step == 0))
     settings: list[Change] = [
         *_name_changes(shape.differences(wanted), request),
         (BASE_MODEL, before.base_model or NOT_SET, recipe.base_model or NOT_SET),
@@ -126,12 +125,11 @@ def require_data(run: RunRecord, request: Request, source: Path, branch: Branch 
 
 def _compare_data(run: RunRecord, request: Request) -> list[Change]:
     """Lists the fingerprints that changed, by corpus where corpora have names."""
-    before = {name: each["fingerprint"] for name, each in run.data.corpora.items()} or {"": run.data.fingerprint}
-    here = {part.name: part.manifest.fingerprint for part in request.corpora.parts}
+    before = {name: each["fingerprint"][:12] for name, each in run.data.corpora.items()}
+    before = before or {"": run.data.fingerprint[:12]}
+    here = {part.name: part.manifest.fingerprint[:12] for part in request.corpora.parts}
     names = {name: f"the fingerprint of {name or 'the data'}" for name in {**before, **here}}
-    return select_different(
-        (said, before.get(name, NOT_SET)[:12], here.get(name, NOT_SET)[:12]) for name, said in names.items()
-    )
+    return select_different((said, before.get(name, NOT_SET), here.get(name, NOT_SET)) for name, said in names.items())
 
 
 def compare_mixtures(run: RunRecord, request: Request) -> list[Change]:
@@ -234,12 +232,9 @@ def list_changes(latest: Saved, request: Request, context: Context, engine: Engi
     ranks: list[Change] = [(name, getattr(then, field), getattr(now, field)) for name, field in listed.items()]
     changes = [*select_different(ranks), *_compare_data(run, request)]
     others = find_other_phases(run.recipe, request.recipe)
-    changes += [
-        change
-        for change in compare_recipes(run.recipe, request.recipe)
-        if change[0] not in listed and not change[0].startswith(tuple(f"{phase}." for phase, *_ in others))
-    ]
-    changes += others
+    inside = tuple(f"{phase}." for phase, *_ in others)
+    recipes = compare_recipes(run.recipe, request.recipe)
+    changes += [each for each in recipes if each[0] not in listed and not each[0].startswith(inside)] + others
     done = tuple(f"phases.{number}." for number in range(run.state.phase))
     return [
         f"{name} {before} -> {here}" + (" (that phase is done)" if name.startswith(done) else "")

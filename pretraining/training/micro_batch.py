@@ -24,13 +24,14 @@ from pretraining.engine.engine import Engine, is_shortage
 from pretraining.engine.precision import DTYPES, name_dtype
 from pretraining.mesh.mesh import ALONE, Mesh
 from pretraining.model.batch import PretrainingBatches
-from pretraining.objectives.declaration import build_model, find_objective
+from pretraining.objectives.declaration import find_objective
 from pretraining.planning.memory import MARGIN, Heaviest, Room, find_largest_that_fits
 from pretraining.planning.plan import Target
 from pretraining.processes.context import Context
 from pretraining.processes.group import gather
 from pretraining.reporting.hardware import read_total_memory, synchronize
 from pretraining.training.request import Request
+from pretraining.training.resuming import build_share
 
 Found = Mapping[str, FoundMicroBatch]
 LESS_MEMORY = "compute.checkpoint_activations = true, or more ranks"
@@ -42,8 +43,7 @@ class MicroBatches:
     def __init__(self, request: Request, context: Context, engine: Engine, before: Found, keeps: bool = False):
         """`before`: micro-batches that were found before the checkpoint, by phase name; a run that `keeps` them takes
         no others."""
-        self._keeps = keeps
-        self._request, self._context, self._engine = request, context, engine
+        self._request, self._context, self._engine, self._keeps = request, context, engine, keeps
         self._room = measure_room(engine.device, context.world.local_size)
         dtype = name_dtype(engine.dtype)
         self._target = Target(request.recipe, request.corpora, dtype, self._room, engine.mesh.data_ranks)
@@ -135,8 +135,7 @@ class MicroBatches:
     def _describe_device(self) -> str:
         """Name and memory of the device of this rank."""
         device = self._engine.device
-        name = read_name(device) if device.type == "cuda" else device.type
-        return f"{name}, {self._room.size / 1e9:.0f} GB"
+        return f"{read_name(device) if device.type == 'cuda' else device.type}, {self._room.size / 1e9:.0f} GB"
 
 
 def measure_room(device: torch.device, ranks: int) -> Room:
@@ -154,8 +153,7 @@ def memory_to_reserve(planned: float, device: torch.device) -> int:
     """Bytes that a trial leaves free: a margin, and memory that the engine does not hold yet but needs in a step."""
     if device.type == "cpu":
         return 0
-    missing = max(0.0, planned - torch.cuda.memory_allocated(device))
-    return int(missing + MARGIN * read_total_memory(device))
+    return int(max(0.0, planned - torch.cuda.memory_allocated(device)) + MARGIN * read_total_memory(device))
 
 
 def fits_in_trial(heaviest: Heaviest, device: torch.device, reserve: int, sequences: int, mesh: Mesh = ALONE) -> bool:
@@ -178,10 +176,7 @@ def compute_on_copy(heaviest: Heaviest, device: torch.device, reserve: int, sequ
     """
     objective = find_objective(heaviest.shape)
     ballast = torch.empty(reserve, dtype=torch.uint8, device=device)
-    with torch.device("meta"):
-        model = build_model(heaviest.shape, heaviest.recompute)
-        model.take_shares(mesh)
-    model = model.to(DTYPES[heaviest.dtype]).to_empty(device=device)
+    model = build_share(heaviest.shape, heaviest.recompute, mesh, DTYPES[heaviest.dtype], device)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
     batch = full_sequences(sequences, heaviest.length, int(heaviest.predictions), objective).to(device)

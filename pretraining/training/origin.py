@@ -179,11 +179,10 @@ def describe_change(before: Shape, now: Shape) -> str | None:
     """Describes in one line what becomes of a model in a phase with another objective; None if it stays as it is."""
     if before.learns.objective == now.learns.objective:
         return None
-    objective, theirs = find_objective(now), find_objective(before).heads(before)
-    ours = objective.heads(now)
+    ours, theirs = (find_objective(shape).heads(shape) for shape in (now, before))
     anew = [called for name, called in ours.items() if name not in theirs]
     left = [called for name, called in theirs.items() if name not in ours]
-    return "; ".join([f"from here on the model {objective.learns}", *describe_heads(anew, left)])
+    return "; ".join([f"from here on the model {find_objective(now).learns}", *describe_heads(anew, left)])
 
 
 def describe_heads(anew: list[str], left: list[str]) -> list[str]:

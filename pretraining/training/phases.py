@@ -55,16 +55,10 @@ class TrainingPhase:
     """One phase, constructed when it begins or continues."""
 
     def __init__(
-        self,
-        request: Request,
-        context: Context,
-        mesh: Mesh,
-        state: RunState,
-        skips: Sequence[Skip],
-        micro_batches: MicroBatches,
+        self, request: Request, context: Context, mesh: Mesh, state: RunState, skips: list[Skip], found: MicroBatches
     ) -> None:
         self.number, self.settings = state.phase, request.recipe.phases[state.phase]
-        self.micro_batch = micro_batches.size_for(self.settings)
+        self.micro_batch = found.size_for(self.settings)
         uneven = request.recipe.parallel.same_bits
         self.accumulation = count_micro_batches(self.settings, mesh.data_ranks, self.number, self.micro_batch, uneven)
         self.count = self.settings.batch // self.micro_batch
@@ -239,10 +233,7 @@ class TrainingPhase:
         The number of ranks changes the result by rounding only. `before` is called before each batch; an error that it
         raises must be the same on all ranks.
         """
-        begin = time.perf_counter()
-        learns: dict[str, float] = {}
-        lines: list[str] = []
-        examples = 0
+        begin, learns, lines, examples = time.perf_counter(), dict[str, float](), list[str](), 0
         if validates and self.validation is not None:
             learns, lines, examples = self._validate(engine, self.validation, before)
         if ends and self._request.pairs:
@@ -302,8 +293,7 @@ class Clock:
         self.seconds = seconds
         self.agreed = False
         """whether rank 0 has broadcast them yet"""
-        self._device = device
-        self._start = time.monotonic() - seconds
+        self._device, self._start = device, time.monotonic() - seconds
         self._last, self._steps, self._pace = seconds, 0, 0.0
 
     def step(self) -> None:

@@ -14,10 +14,10 @@ from pretraining.checkpoint.reading import find_newest_whole, list_fresh, restor
 from pretraining.checkpoint.record import list_finished
 from pretraining.checkpoint.state import RunState, Saved
 from pretraining.checkpoint.writing import find_free_name
-from pretraining.config.settings import Recipe
 from pretraining.engine.precision import set_arithmetic
 from pretraining.huggingface.weights import check_finite
 from pretraining.mesh.mesh import Mesh
+from pretraining.model.batch import CPU
 from pretraining.model.encoder import PretrainingModel
 from pretraining.model.shape import Shape
 from pretraining.objectives import declaration as objectives
@@ -32,11 +32,10 @@ from pretraining.training.skips import Skip, read_skips
 
 def find_latest(request: Request, context: Context) -> Saved | None:
     """Finds the checkpoint to continue from; None for a new run."""
-    out = request.out
-    checkpoint = find_newest_whole(out, context.warn)
+    checkpoint = find_newest_whole(request.out, context.warn)
     latest = None if checkpoint is None else Saved.read(checkpoint)
     if latest is not None and request.branch is not None:
-        require_own_branch(latest, request.branch, out)
+        require_own_branch(latest, request.branch, request.out)
     return latest
 
 
@@ -68,7 +67,7 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     source = request.origin if latest is None else latest.record
     if source is not None:
         shape = replace(shape, initializer_range=source.shape.initializer_range)
-    model = build_share(shape, request.recipe, mesh).initialize(request.recipe.seed)
+    model = build_share(shape, compute.checkpoint_activations, mesh).initialize(request.recipe.seed)
     state = RunState(trained_segments=min(2 if request.corpora.common.has_pairs else 1, shape.segments))
     begins = None
     if latest is not None:
@@ -82,9 +81,11 @@ def find_starting_point(request: Request, context: Context, latest: Saved | None
     return StartingPoint(model, state, latest, skips, begins)
 
 
-def build_share(shape: Shape, recipe: Recipe, mesh: Mesh) -> PretrainingModel:
+def build_share(
+    shape: Shape, recompute: bool, mesh: Mesh, dtype: torch.dtype = torch.float32, device: torch.device = CPU
+) -> PretrainingModel:
     """Builds this rank's share of the model, its weights without values."""
     with torch.device("meta"):
-        model = objectives.build_model(shape, recipe.compute.checkpoint_activations)
+        model = objectives.build_model(shape, recompute)
         model.take_shares(mesh)
-    return model.to_empty(device="cpu")
+    return model.to(dtype).to_empty(device=device)

@@ -6,11 +6,11 @@ import contextlib
 import gc
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -107,8 +107,7 @@ def require_one_request(request: Request) -> None:
 
 def require_mesh(parallel: Parallel, world: World) -> None:
     """Raises UserError unless ranks that share a model are on one machine, or may be on several."""
-    fault = find_crossing(parallel.tensor, world.local_size, parallel.across_nodes)
-    if fault is not None:
+    if fault := find_crossing(parallel.tensor, world.local_size, parallel.across_nodes):
         raise UserError(fault)
     if parallel.tensor == 1 or parallel.across_nodes:
         return
@@ -124,9 +123,7 @@ def require_mesh(parallel: Parallel, world: World) -> None:
 def train_through(request: Request, context: Context, latest: Saved | None) -> bool:
     """Trains to the end; returns whether all phases are trained then. Goes on from the last checkpoint where a phase
     with another objective begins; if training diverges, returns to it and skips the batches concerned."""
-    waiting: Callable[[str], AbstractContextManager[object]] = nullcontext
-    if context.world.rank == 0:
-        waiting = context.console.status
+    waiting: Callable[[str], Any] = nullcontext if context.world.rank else context.console.status
     mesh = form_mesh(request.recipe.parallel.tensor)  # once: groups of ranks keep memory of a GPU
     while True:
         with context.watch.pause(), group.shared_errors(), waiting("making the model"):

@@ -336,9 +336,8 @@ class Trainer(Loop):
             known = None
         try:
             with self.meter.watch.pause():
-                found = phase.evaluate(
-                    self.engine, self.state.step, partial(give_up_if_asked, self.context), known is None, ends
-                )
+                before = partial(give_up_if_asked, self.context)
+                found = phase.evaluate(self.engine, self.state.step, before, known is None, ends)
         except GivenUpError:
             self.stop(phase, self.decide(checks=True))
         if found is not None:

@@ -28,7 +28,7 @@ from pretraining.data.batches import step_batches
 from pretraining.data.corpora import Corpora
 from pretraining.data.dataset import Dataset
 from pretraining.data.mixing import NEVER, WHOLE, MixedOrder, Mixture, Slots, divide_whole, make_corpus_order
-from pretraining.data.order import BatchOrder, Examples
+from pretraining.data.order import BatchOrder
 from pretraining.training.phases import TrainingPhase
 from pretraining.training.request import Request
 from pretraining.training.skips import Skip
@@ -178,7 +178,7 @@ def open_phase(corpora: Corpora, state: RunState, recipe: Recipe) -> TrainingPha
 def read_phase(phase: TrainingPhase, state: RunState, steps: int) -> list[tuple[int, int, int]]:
     """Reads the examples of the first steps of a phase, and ends it."""
     state.phase_step = steps
-    found = Examples.join([phase._order.examples(step) for step in range(steps)])
+    found = map(np.concatenate, zip(*(phase._order.examples(step) for step in range(steps)), strict=True))
     phase.finish(state)
     return list(zip(*(column.tolist() for column in found), strict=True))
 

@@ -64,10 +64,10 @@ LARGE = Shape(vocabulary=1_000, hidden=256, layers=32, heads=4, intermediate=102
 def build_own(checkpoint: Path | None) -> tuple[float, dict[str, Tensor]]:
     """Builds a rank's share, and draws it or reads it from a checkpoint of one rank; returns the memory that this took
     at most, and the weights."""
-    recipe, mesh = load_recipe(RECIPES / "demo.toml", ["--parallel.tensor", "2"]), form_mesh(2)
-    build_share(replace(LARGE, layers=1), recipe, mesh).initialize(0)  # what is made once
+    mesh = form_mesh(2)
+    build_share(replace(LARGE, layers=1), False, mesh).initialize(0)  # what is made once
     with MemoryWatch() as watch:
-        model = build_share(LARGE, recipe, mesh).initialize(7 if checkpoint else 5)
+        model = build_share(LARGE, False, mesh).initialize(7 if checkpoint else 5)
         if checkpoint:
             restore_model(checkpoint, model)
     return watch.most, {name: model.shares.join(name, own.detach()) for name, own in model.named_parameters()}

@@ -93,7 +93,7 @@ def test_a_rate_that_moves_is_planned_for_every_phase_by_its_own_steps() -> None
     objective, behind = configure_objective(recipe.objective), 0
     for planned in build_plan(Target(recipe, None, "fp32", GPU, 1)).phases:
         assert planned.steps is not None
-        order = BatchOrder(Order(0, ((1,),)), 1, behind=behind, total=101)
+        order = BatchOrder(Order(0, ((1,),)), 1, past=behind, total=101)
         steps = [order.share_done(step) for step in range(int(planned.steps))]
         length, behind = planned.phase.length, behind + len(steps)
         counts = [objective.predictions(length, 0, done) for done in steps]
