@@ -91,8 +91,8 @@ def score_shards(
     require_vocabulary(manifest, model, folder)
     network = model.build_pretrained()
     trained = model.trained or network.shape.positions
-    length = length or choose_length(manifest, trained)
-    if not SHORTEST <= length <= (most := network.shape.positions):
+    length, most = length or choose_length(manifest, trained), network.shape.positions
+    if not SHORTEST <= length <= most:
         raise UserError(f"--length {length}: {model.name} has {most} positions; take {SHORTEST} to {most}")
     network, notes = fit_to_data(network, manifest, folder)
     if length > trained:

@@ -63,7 +63,7 @@ def scored(device: torch.device) -> float:
         device=device, same_bits=False, deepspeed=quiet, model=model, forward=lambda _: losses
     )
     held_out.corpora = SimpleNamespace(parts=[SimpleNamespace(name="")])
-    phase = SimpleNamespace(micro_batch=2, scored=[None], _mesh=ALONE)
+    phase = SimpleNamespace(micro_batch=2, scored=[None], _mesh=ALONE, _mixture=SimpleNamespace(names=[""]))
     validate: Any = phases_module.TrainingPhase._validate
     loss: float = validate(phase, engine, held_out, lambda: None)[0]["next_loss"]
     return loss
