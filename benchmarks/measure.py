@@ -107,7 +107,7 @@ def list_instruction_sets() -> list[str]:
 
 
 def is_limited() -> bool:
-    """Whether a processor with more is limited to AVX2. Raises UserError for other limits, which have no name here."""
+    """Whether variables limit the processor to AVX2. Raises UserError for other limits, which results do not name."""
     *libraries, _ = LIMITS
     given = {name: os.environ[name] for name in libraries if name in os.environ}
     if given and LIMITS.items() - os.environ.items():

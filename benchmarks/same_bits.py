@@ -44,7 +44,8 @@ from pretraining.processes.group import choose_device, connect, default_threads,
 from pretraining.reporting.hardware import synchronize
 
 CONTESTS = ("mini-128-128", "base-128-16")
-PROCESSES, MICRO_BATCHES = (1, 2), 2
+PROCESSES = (1, 2)
+MICRO_BATCHES = 2
 WARM_UP, ROUNDS = 2, 12
 WITH, WITHOUT = "same bits", "without"
 

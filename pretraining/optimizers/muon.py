@@ -35,7 +35,7 @@ class MuonSettings(OptimizerSettings):
 
     removed: ClassVar = {"momentum": Removed(MOMENTUM, "Jordan's value serves models of all sizes")}
     even_rows: bool = False
-    """muon: give all rows of a matrix, which are the weights of a neuron each, updates of one size, as NorMuon does."""
+    """muon: give all neurons, which are the rows of a matrix, updates of one size, as NorMuon does."""
 
 
 class MuonDeclaration(Optimizer):

@@ -233,7 +233,8 @@ class TrainingPhase:
         The number of ranks changes the result by rounding only. `before` is called before each batch; an error that it
         raises must be the same on all ranks.
         """
-        begin, learns, lines, examples = time.perf_counter(), dict[str, float](), list[str](), 0
+        begin = time.perf_counter()
+        learns, lines, examples = dict[str, float](), list[str](), 0
         if validates and self.validation is not None:
             learns, lines, examples = self._validate(engine, self.validation, before)
         if ends and self._request.pairs:
