@@ -148,33 +148,23 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
-    """Yields a row for each training by a recipe, with its scores, and for a single one its pairs by phenomenon."""
-    times = [found, *found.get("again", ())]
-    yield build_table("", [_recipe_row(found["recipe"], each, of_several=len(times) > 1) for each in times])
-    if len(times) > 1:
-        return
-    phenomena = sorted(found["pairs"]["phenomena"].items(), key=lambda each: -each[1])
-    rows = [{"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"} for name, share in phenomena]
-    yield build_table("By phenomenon", rows)
-
-
-def _recipe_row(recipe: str, found: Results, *, of_several: bool) -> dict[str, Any]:
-    """The row of one training by a recipe; of several with the same seed, its weights are told by their checksum."""
+    """Yields the training by a recipe with its scores, and its minimal pairs by phenomenon."""
     training = found["training"]
     row = {
-        "recipe": recipe,
-        **({"weights (SHA-256)": found["weights_sha256"][:12]} if of_several else {}),
+        "recipe": found["recipe"],
         "steps": training["steps"],
         "minutes": training["minutes"],
         "at the usual speed": training["minutes_at_the_median_speed_of_each_phase"],
+        "BLiMP": f"{found['pairs']['accuracy']:.1%} ± {found['pairs']['spread']:.1%}",
     }
-    if "pairs" in found:
-        row["BLiMP"] = f"{found['pairs']['accuracy']:.1%} ± {found['pairs']['spread']:.1%}"
     if (task := found.get("stsb")) is not None and task["median"] is not None:
         scores = sorted(score for score in task["runs"].values() if score is not None)
         each = ", ".join(f"{100 * score:.1f}" for score in scores)
         row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
-    return row
+    yield build_table("", [row])
+    phenomena = sorted(found["pairs"]["phenomena"].items(), key=lambda each: -each[1])
+    rows = [{"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"} for name, share in phenomena]
+    yield build_table("By phenomenon", rows)
 
 
 def summarise_search(found: Results) -> Iterator[ResultTable]:
