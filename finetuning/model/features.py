@@ -121,7 +121,7 @@ class FeatureModel(Trainable):
         lengths = batch.words_of_items if self.kind == "tags" else batch.lengths
         read = heads.read_both_ways(self.lstm, self.compute_features(batch), lengths)
         if self.kind not in ("tags", "spans"):
-            read = heads.take_maximum(read, lengths)
+            read = heads.pool("max", read, lengths)
         logits = heads.apply_in_fp32(self.head, read)
         return logits.view(-1, batch.choices) if self.kind == "choice" else logits
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,7 @@ class TaskModel(Encoder):
         train the left-to-right language head."""
         kind = find_architecture(shape.architecture)
         super().__init__(shape, kind, recompute)
-        self.kind, self.scale = head.kind, scale or ScoreScale()
+        self.kind, self.averages, self.scale = head.kind, head.averages, scale or ScoreScale()
         self.has_bilstm = bilstm.hidden > 0
         declared = kind.task_head(shape, head)
         self.has_pooler = not self.has_bilstm and any(weight.ours.startswith("pooler.") for weight in declared)
@@ -134,7 +134,7 @@ class TaskModel(Encoder):
     @property
     def sees_one(self) -> bool:
         """Whether the head reads only the one piece that stands for a sequence."""
-        return self.kind not in ("spans", "tags") and not self.has_bilstm
+        return self.kind not in ("spans", "tags") and not self.has_bilstm and not self.averages
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """Computes the logits of the head, in fp32."""
@@ -142,7 +142,7 @@ class TaskModel(Encoder):
 
     def compute_states(self, batch: TaskBatch) -> Tensor:
         """Computes the hidden states that the head reads, and no others of the last layer."""
-        if self.has_bilstm or self.kind == "spans":
+        if self.has_bilstm or self.averages or self.kind == "spans":
             return self.select_states(self.encode(batch), batch)
         return self.encode(batch, batch.words if self.kind == "tags" else self.sequence_places(batch))
 
@@ -154,7 +154,9 @@ class TaskModel(Encoder):
             return hidden
         if self.kind == "tags":
             return hidden[batch.words]
-        return take_maximum(hidden, batch.lengths) if self.has_bilstm else hidden[self.sequence_places(batch)]
+        if self.has_bilstm or self.averages:
+            return pool("max" if self.has_bilstm else "mean", hidden, batch.lengths)
+        return hidden[self.sequence_places(batch)]
 
     def apply_head(self, seen: Tensor, batch: TaskBatch) -> Tensor:
         """Computes logits from the hidden states that the head reads."""
@@ -235,6 +237,6 @@ def read_both_ways(lstm: nn.LSTM, rows: Tensor, lengths: Sequence[int]) -> Tenso
     return torch.cat(unpack_sequence(read))
 
 
-def take_maximum(rows: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Max-pools the rows of each sequence: (s, H)."""
-    return torch.segment_reduce(rows, "max", lengths=torch.tensor(lengths, device=rows.device))
+def pool(how: Literal["max", "mean"], rows: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Takes the maximum or the mean of the rows of each sequence, in fp32: (s, H)."""
+    return torch.segment_reduce(rows.float(), how, lengths=torch.tensor(lengths, device=rows.device)).to(rows.dtype)

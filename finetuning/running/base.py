@@ -22,6 +22,7 @@ from finetuning.results import BASELINE, MODEL, RESULTS, Baseline, Begun
 from finetuning.scale import ScoreScale
 from finetuning.settings import FineTuning
 from finetuning.tasks.task import Task
+from pretraining.architectures.declaration import find_architecture
 from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel, cut_rows
 from pretraining.huggingface import folders
@@ -137,6 +138,7 @@ class Base:
         shape = replace(self.model.shape, **values)
         if settings.features.layers:
             return self._build_on_features(head, shape, settings, scale)
+        head = self.fit_head(head)
         recompute = settings.compute.checkpoint_activations
         model: TaskModel | VectorModel
         if head.kind == "embeddings":
@@ -150,6 +152,11 @@ class Base:
                 known |= self.model.language_head
             model.load_state_dict({**own, **{name: weight for name, weight in known.items() if name in own}})
         return model
+
+    def fit_head(self, head: TaskHead) -> TaskHead:
+        """Returns a task's head as this model trains it: on the mean of the pieces where transformers knows that."""
+        averages = head.has_pooler and find_architecture(self.model.shape.architecture).pooling_name != ""
+        return replace(head, averages=averages)
 
     def _build_on_features(
         self, head: TaskHead, shape: Shape, settings: FineTuning, scale: ScoreScale | None

@@ -63,7 +63,7 @@ def _write_fine_tuned(
     run: Run, base: Base, shape: Shape, weights: Mapping[str, Tensor], use: Mapping[str, Any], kept: ModelScores
 ) -> None:
     """Writes a folder of transformers, and checks that it reads back with the same logits."""
-    head, settings, vocabulary = run.task.head, run.settings, base.model.vocabulary
+    head, settings, vocabulary = base.fit_head(run.task.head), run.settings, base.model.vocabulary
     baseline = run.find_baseline()
     made = TaskProvenance(
         run.task.name,

@@ -142,7 +142,8 @@ def compute_model_outputs(task: Task, model: StoredModel, settings: FineTuning, 
             weights, notes = read_fine_tuned(model, task.head)
             for note in notes:
                 context.console.print(note)
-            network = TaskModel(model.shape, task.head)
+            averages = model.head is not None and model.head.averages
+            network = TaskModel(model.shape, replace(task.head, averages=averages))
             network.load_state_dict(weights)
             forward = network.convert_for_answers(dtype, context.device).logits
     try:

@@ -151,8 +151,9 @@ class Architecture(ABC):
     """values that config.json must have, if it has any there, and that an export writes: the activation"""
     config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """values that config.json may have and an export leaves out; the first is what its absence means"""
-    task_values: ClassVar[Mapping[str, Any]] = {}
-    """values that the config.json of a fine-tuned model must have, if it has any there, and that an export writes"""
+    pooling_name: ClassVar[str] = ""
+    """the name in config.json of what a task's head reads, if its classes know both [CLS] ("cls") and the mean of all
+    pieces ("mean"); fine-tuning takes the mean"""
     trunk: ClassVar[str] = ""
     """prefix of the names of the encoder's weights in models with heads"""
     head_prefixes: ClassVar[tuple[str, ...]] = ()
@@ -243,7 +244,7 @@ class Architecture(ABC):
         names = self.config_names if self.model_type else self.list_config_names()
         sizes = {theirs: getattr(shape, ours) for ours, theirs in names.items()}
         apart = {self.embedding_dropout: shape.dropout} if self.embedding_dropout else {}
-        usual = {**self.config_constants, **self.task_values, "initializer_range": shape.initializer_range}
+        usual = {**self.config_constants, "initializer_range": shape.initializer_range}
         return {**usual, **sizes, **apart}
 
     def adapt_config(self, config: Mapping[str, Any]) -> Mapping[str, Any]:

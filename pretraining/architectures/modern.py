@@ -79,7 +79,7 @@ class Modern(Architecture):
     config_defaults: ClassVar = {**defaults, "vocabulary": 50368, "hidden": 768, "intermediate": 1152}
     config_marks = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
     config_constants: ClassVar = {"hidden_activation": "gelu"}
-    task_values: ClassVar = {"classifier_pooling": "cls"}
+    pooling_name = "classifier_pooling"
     config_values: ClassVar = {
         "norm_bias": (False,),
         "attention_bias": (False,),

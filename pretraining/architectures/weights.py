@@ -103,6 +103,8 @@ class TaskHead:
     kind: Kind
     labels: tuple[str, ...] = ()
     """Names of classes, labels or tags, in the order of the outputs; empty for other kinds."""
+    averages: bool = False
+    """Whether it reads the mean of a sequence's pieces in place of the piece that stands for it."""
 
     @property
     def outputs(self) -> int:
@@ -111,5 +113,5 @@ class TaskHead:
 
     @property
     def has_pooler(self) -> bool:
-        """Whether it reads only the piece that stands for a sequence; otherwise it reads the pieces."""
+        """Whether it reads one vector of a sequence; otherwise it reads those of pieces."""
         return self.kind not in ("spans", "tags", "embeddings")

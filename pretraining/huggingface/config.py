@@ -39,6 +39,8 @@ PROBLEMS: dict[str, Kind] = {
 """The `problem_type` in transformers of the kinds of heads for whole sequences."""
 NAMELESS: tuple[Kind, ...] = ("choice", "spans", "embeddings")
 """The kinds of heads whose outputs have no names."""
+POOLINGS = ("cls", "mean")
+"""What a head reads of a sequence: [CLS], or the mean of all pieces."""
 OWN = "cloze"
 """The entry with what no class of transformers tells."""
 GENERIC = re.compile(r"LABEL_\d+")
@@ -54,6 +56,7 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
         "architectures": [name_class(shape, head)],
         "model_type": kind.model_type if theirs else name_own_type(shape),
         **kind.config(shape),
+        **({kind.pooling_name: POOLINGS[head is None or head.averages]} if kind.pooling_name else {}),
         "pad_token_id": special.pad,
         "tie_word_embeddings": True,
         **({"is_decoder": True} if theirs and shape.one_way and "both" in kind.sees else {}),
@@ -125,7 +128,7 @@ def parse_shape(config: Mapping[str, Any], where: str) -> Shape:
 def _refuse_values(config: Mapping[str, Any], where: str, supported: Mapping[str, Sequence[Any]]) -> None:
     """Raises UserError for values in a config.json that are not supported; the first is what absence means."""
     faults = [
-        f"{name} is {config[name]!r}; only {values[0]!r} is supported"
+        f"{name} is {config[name]!r}; only {' or '.join(map(repr, values))} is supported"
         for name, values in supported.items()
         if name in config and SAME.get(str(config[name]), config[name]) not in values
     ]
@@ -201,12 +204,19 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     ]
     if not kinds:
         return None
-    values = find_architecture(_find_type(config, where)[0]).task_values
-    _refuse_values(config, where, {name: (value,) for name, value in values.items()})
-    if kinds[0] in NAMELESS:
-        return TaskHead(kinds[0])
+    head, name = _parse_outputs(kinds[0], config, where), find_architecture(_find_type(config, where)[0]).pooling_name
+    if not name or not head.has_pooler:
+        return head
+    _refuse_values(config, where, {name: POOLINGS})
+    return replace(head, averages=config.get(name) == POOLINGS[True])
+
+
+def _parse_outputs(kind: Kind, config: Mapping[str, Any], where: str) -> TaskHead:
+    """Parses the outputs of a head of this kind, which the class of a config.json has."""
+    if kind in NAMELESS:
+        return TaskHead(kind)
     labels = _read_labels(config, where)
-    if kinds[0] == "tags":
+    if kind == "tags":
         return TaskHead("tags", labels)
     problem = config.get("problem_type") or ("regression" if len(labels) == 1 else "single_label_classification")
     if not isinstance(problem, str) or problem not in PROBLEMS:

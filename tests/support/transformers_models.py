@@ -119,7 +119,8 @@ def modern_config(**more: Any) -> transformers.ModernBertConfig:
     """The sizes of `SMALL`, with four layers, two of them local, a narrow window, and dropout."""
     sizes: dict[str, Any] = {"num_hidden_layers": 4, "hidden_size": SMALL.hidden, "num_attention_heads": SMALL.heads}
     sizes |= {"vocab_size": SMALL.vocabulary, "intermediate_size": 72, "max_position_embeddings": SMALL.positions}
-    sizes |= {"mlp_dropout": 0.1, "embedding_dropout": 0.1, "attention_dropout": 0.1, **MARKS, **more}
+    sizes |= {"mlp_dropout": 0.1, "embedding_dropout": 0.1, "attention_dropout": 0.1, "classifier_pooling": "mean"}
+    sizes |= {**MARKS, **more}
     return transformers.ModernBertConfig(**sizes, cls_token_id=2, sep_token_id=3, local_attention=24)
 
 

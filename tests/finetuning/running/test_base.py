@@ -15,9 +15,9 @@ import torch
 from support.base_models import HEADS, MNLI, compute_logits, task_weights, write_bert
 from support.commands import refusal
 from support.processes import start, take_part
-from support.transformers_models import PIECES, SHAPE, same, their_model
+from support.transformers_models import PIECES, SHAPE, modern_config, same, their_model
 from support.website import Site, downloads, publish_model, read_settings_anew
-from transformers import BertForQuestionAnswering, BertForSequenceClassification
+from transformers import BertForQuestionAnswering, BertForSequenceClassification, ModernBertForMaskedLM
 
 from data_prep.common.launchers import World
 from data_prep.vocabulary.kinds.wordpiece import WordPiece
@@ -68,6 +68,14 @@ def test_a_folder_that_others_have_fine_tuned(kind: type, tmp_path: Path) -> Non
     weights, notes = base.read_fine_tuned(model, model.head)
     assert same({name: value for name, value in weights.items() if not name.startswith("head.")}, model.encoder)
     assert notes == ()
+
+
+def test_heads_of_sequences_learn_by_the_mean_on_a_modernbert_alone(bert: Path, tmp_path: Path) -> None:
+    ModernBertForMaskedLM(modern_config()).save_pretrained(tmp_path / "modern")
+    VOCABULARY.write(tmp_path / "modern")
+    for name, heads in (("bert", []), ("modern", ["classes", "labels", "one label", "score", "choice"])):
+        on = base.Base(find_model(str(tmp_path / name)))
+        assert [kind for kind, head in HEADS.items() if on.fit_head(head).averages] == heads
 
 
 def test_a_run_and_its_checkpoints(straight: Path) -> None:

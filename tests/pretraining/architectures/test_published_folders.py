@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, GPT2LMHeadModel, ModernBertForMaskedLM, 
 
 from data_prep.vocabulary.kinds.wordpiece import SPECIAL, WordPiece
 from finetuning import prediction
+from pretraining.architectures.weights import TaskHead
 from pretraining.checkpoint.models import StoredModel
 from pretraining.flags import Export
 from pretraining.huggingface.folders import read_folder, read_head
@@ -128,10 +129,14 @@ def test_modernbert_with_its_first_names_of_settings(tmp_path: Path) -> None:
     ModernBertForMaskedLM(modern_config()).save_pretrained(tmp_path)
     wanted = read_folder(tmp_path)[0]
     old = {"global_rope_theta": 160_000.0, "local_rope_theta": 10_000.0, "global_attn_every_n_layers": 3}
-    change_config(tmp_path, layer_types=None, rope_parameters=None, classifier_pooling="mean", **old)
+    change_config(tmp_path, layer_types=None, rope_parameters=None, **old)
     assert read_folder(tmp_path)[0] == wanted
     change_config(tmp_path, architectures=["ModernBertForSequenceClassification"])
-    assert_refusal("classifier_pooling is 'mean'; only 'cls' is supported", read_head, tmp_path)
+    assert read_head(tmp_path) == TaskHead("classes", ("LABEL_0", "LABEL_1"), averages=True)
+    change_config(tmp_path, classifier_pooling="max")
+    assert_refusal("classifier_pooling is 'max'; only 'cls' or 'mean' is supported", read_head, tmp_path)
+    change_config(tmp_path, architectures=["ModernBertForTokenClassification"])
+    assert read_head(tmp_path) == TaskHead("tags", ("LABEL_0", "LABEL_1"))
 
 
 @pytest.mark.parametrize(
