@@ -148,7 +148,7 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
-    """Yields the training by a recipe with its scores, and its minimal pairs by phenomenon."""
+    """Yields the training by a recipe with its scores."""
     training = found["training"]
     row = {
         "recipe": found["recipe"],
@@ -162,9 +162,6 @@ def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
         each = ", ".join(f"{100 * score:.1f}" for score in scores)
         row[f"STS-B dev, {task['metric']}"] = f"{100 * task['median']:.1f} ({each})"
     yield build_table("", [row])
-    phenomena = sorted(found["pairs"]["phenomena"].items(), key=lambda each: -each[1])
-    rows = [{"of BLiMP": name.replace("_", " "), "right": f"{share:.1%}"} for name, share in phenomena]
-    yield build_table("By phenomenon", rows)
 
 
 def summarise_search(found: Results) -> Iterator[ResultTable]:
