@@ -148,7 +148,7 @@ def summarise_scaling(found: Results) -> Iterator[ResultTable]:
 
 
 def summarise_recipe_scores(found: Results) -> Iterator[ResultTable]:
-    """Yields the training by a recipe with its scores."""
+    """Yields a row with the training by a recipe and its scores."""
     training = found["training"]
     row = {
         "recipe": found["recipe"],

@@ -154,7 +154,7 @@ class Base:
         return model
 
     def fit_head(self, head: TaskHead) -> TaskHead:
-        """Returns a task's head as this model trains it: on the mean of the pieces where transformers knows that."""
+        """Returns the head of a task with the pooling of this model's architecture."""
         averages = head.has_pooler and find_architecture(self.model.shape.architecture).pooling_name != ""
         return replace(head, averages=averages)
 

@@ -152,8 +152,8 @@ class Architecture(ABC):
     config_values: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """values that config.json may have and an export leaves out; the first is what its absence means"""
     pooling_name: ClassVar[str] = ""
-    """the name in config.json of what a task's head reads, if its classes know both [CLS] ("cls") and the mean of all
-    pieces ("mean"); fine-tuning takes the mean"""
+    """the entry of config.json that says whether the head of a task reads [CLS] ("cls") or the mean of all pieces
+    ("mean"), if there is one; fine-tuning takes the mean"""
     trunk: ClassVar[str] = ""
     """prefix of the names of the encoder's weights in models with heads"""
     head_prefixes: ClassVar[tuple[str, ...]] = ()

@@ -56,7 +56,7 @@ def make_config(shape: Shape, special: Special, dtype: torch.dtype, head: TaskHe
         "architectures": [name_class(shape, head)],
         "model_type": kind.model_type if theirs else name_own_type(shape),
         **kind.config(shape),
-        **({kind.pooling_name: POOLINGS[head is None or head.averages]} if kind.pooling_name else {}),
+        **({kind.pooling_name: "mean" if head is None or head.averages else "cls"} if kind.pooling_name else {}),
         "pad_token_id": special.pad,
         "tie_word_embeddings": True,
         **({"is_decoder": True} if theirs and shape.one_way and "both" in kind.sees else {}),
@@ -208,11 +208,11 @@ def parse_head(config: Mapping[str, Any], where: str) -> TaskHead | None:
     if not name or not head.has_pooler:
         return head
     _refuse_values(config, where, {name: POOLINGS})
-    return replace(head, averages=config.get(name) == POOLINGS[True])
+    return replace(head, averages=config.get(name) == "mean")
 
 
 def _parse_outputs(kind: Kind, config: Mapping[str, Any], where: str) -> TaskHead:
-    """Parses the outputs of a head of this kind, which the class of a config.json has."""
+    """Parses a head of this kind, with the names of its outputs."""
     if kind in NAMELESS:
         return TaskHead(kind)
     labels = _read_labels(config, where)
