@@ -21,23 +21,18 @@ class AdamW(FlatOptimizer):
     keeps_zeros = True  # PyTorch's step scales gradients in place; our kernel does not write them
     asks_ranks = False
 
-    def _is_ours(self, weights: Tensor) -> bool:
-        """Whether our kernel can move these weights: on a CPU, where the host knows the scale."""
-        return isinstance(self.scale, float) and kernels.usable(weights) and weights.dtype == torch.float32
-
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         steps = self.count_step(tensors)
         states = [self.get_state(tensor) for tensor in tensors]
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
-        if all(map(self._is_ours, tensors)):
-            for tensor, gradient, state in zip(tensors, gradients, states, strict=True):
-                self._move_by_our_kernel(tensor, gradient, state, learning_rate, decay)
-            return
         first, second = ([state[name] for state in states] for name in self.kind.state)
+        lists = tensors, gradients, first, second, steps
+        if isinstance(self.scale, float) and all(map(has_kernel, tensors)):
+            move_by_kernel(lists, learning_rate, decay, self.settings, self.scale, self.rounded)
+            self.written |= {*map(id, tensors)} & self.rounded.keys()
+            return
         divisor = self._find_divisor(tensors[0].device)
-        move_by_pytorch(
-            (tensors, gradients, first, second, steps), learning_rate, decay, self.settings, self.found_inf, divisor
-        )
+        move_by_pytorch(lists, learning_rate, decay, self.settings, self.found_inf, divisor)
 
     def _find_divisor(self, device: torch.device) -> Tensor | None:
         """Returns the divisor of gradients that PyTorch's fused Adam takes."""
@@ -45,17 +40,26 @@ class AdamW(FlatOptimizer):
             return self.scale.reciprocal().float()
         return None if self.scale == 1.0 else torch.full((), 1 / self.scale, device=device)
 
-    def _move_by_our_kernel(
-        self, weights: Tensor, gradients: Tensor, state: Mapping[str, Tensor], learning_rate: Rate, decay: float
-    ) -> None:
-        """Moves averages and weights in one pass over memory, which also writes the rounded weights if there is a
-        place."""
-        rounded = self.rounded.get(id(weights), weights)
-        flats = (rounded, weights, gradients.contiguous(), state["exp_avg"], state["exp_avg_sq"])
-        factors = (self.scale, 1.0 - learning_rate * decay, learning_rate)
-        numbers = find_adam_factors(self.settings, float(state["step"]))
-        kernels.call("adamw", *flats, weights.numel(), *numbers, *map(float, factors))
-        self.written |= {id(weights)} & self.rounded.keys()
+
+def has_kernel(weights: Tensor) -> bool:
+    """Whether our kernel can move these weights: on a CPU."""
+    return kernels.usable(weights) and weights.dtype == torch.float32
+
+
+def move_by_kernel(
+    lists: Sequence[Sequence[Tensor]],
+    learning_rate: Rate,
+    decay: float,
+    settings: OptimizerSettings,
+    scale: float = 1.0,
+    rounded: Mapping[int, Tensor] = {},
+) -> None:
+    """Moves tensors in one pass over memory, which also writes the rounded weights of those that have a place, by their
+    ids. The lists are weights, gradients to multiply by `scale`, both averages, and numbers of steps."""
+    for weights, gradients, first, second, step in zip(*lists, strict=True):
+        flats = (rounded.get(id(weights), weights), weights, gradients.contiguous(), first, second)
+        numbers = (*find_adam_factors(settings, float(step)), scale, 1.0 - learning_rate * decay, learning_rate)
+        kernels.call("adamw", *flats, weights.numel(), *map(float, numbers))
 
 
 def move_by_pytorch(

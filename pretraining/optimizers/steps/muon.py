@@ -9,25 +9,26 @@ import torch
 from torch import Tensor
 
 from pretraining.optimizers.muon import MOMENTUM, MuonSettings, orthogonalize, scale_update
-from pretraining.optimizers.steps.adamw import move_by_pytorch
+from pretraining.optimizers.steps.adamw import has_kernel, move_by_kernel, move_by_pytorch
 from pretraining.optimizers.steps.flat import GRADIENT, WEIGHT, ByParameter, Rate
 
-STACK = 1 << 24
-"""The elements of matrices that move together: they take six times their memory, and larger products are no faster."""
+STACK = {"cuda": 1 << 24, "cpu": 1 << 21}
+"""The elements of matrices that move together, by the type of device: they take six times their memory, and larger
+products are no faster."""
 
 
 class Muon(ByParameter):
     """Muon on flat tensors. A step overwrites the gradients."""
 
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
-        if isinstance(learning_rate, float):  # a processor has few of them in its caches, and waits for no launches
-            super().move(tensors, learning_rate, decay)
-            return
         steps, stacks, others = self.count_step(tensors), defaultdict[torch.Size, list[Mapping[str, Tensor]]](list), []
-        held, scale = [self.find_sources(tensor) for tensor in tensors], self.scale_on(tensors[0].device)
-        torch._foreach_mul_([sources[GRADIENT] for sources in held], scale)
-        finite = scale.isfinite()
-        numbers = finite, torch.where(finite, 1 - learning_rate * decay, 1.0), learning_rate
+        held = [self.find_sources(tensor) for tensor in tensors]
+        torch._foreach_mul_([sources[GRADIENT] for sources in held], self.scale)
+        finite, factor = None, 1 - learning_rate * decay
+        if isinstance(self.scale, Tensor):
+            finite = self.scale.isfinite()
+            factor = torch.where(finite, factor, 1.0)
+        numbers = finite, factor, learning_rate
         for tensor, sources, step in zip(tensors, held, steps, strict=True):
             flat = self.flats[id(tensor)]
             for name in flat.sizes:
@@ -42,31 +43,38 @@ class Muon(ByParameter):
                     else:  # what is gathered goes again at once
                         self._move_matrices([values], *numbers)
         for shape, matrices in stacks.items():
-            most = max(1, STACK // shape.numel())
+            most = max(1, STACK[tensors[0].device.type] // shape.numel())
             for begin in range(0, len(matrices), most):
                 self._move_matrices(matrices[begin : begin + most], *numbers)
-        if others:
-            move_by_pytorch([*zip(*others, strict=True)], learning_rate, decay, self.settings, self.found_inf)
+        lists = [*zip(*others, strict=True)]
+        if finite is None and all(map(has_kernel, tensors)):
+            move_by_kernel(lists, learning_rate, decay, self.settings)
+        elif others:
+            move_by_pytorch(lists, learning_rate, decay, self.settings, self.found_inf)
 
     def _move_matrices(
-        self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor, factor: Tensor, learning_rate: Tensor
+        self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor | None, factor: Rate, learning_rate: Rate
     ) -> None:
         """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`."""
+
+        def choose(new: Tensor, old: Tensor | float) -> Tensor:
+            return new if finite is None else torch.where(finite, new, old)
+
         names = WEIGHT, GRADIENT, *self.kind.state
         weights, gradients, momenta, squares = ([each[name] for each in matrices] for name in names)
         gradient, momentum = torch.stack(gradients), torch.stack(momenta)
-        momentum.lerp_(torch.where(finite, gradient, momentum), 1 - MOMENTUM)
+        momentum.lerp_(choose(gradient, momentum), 1 - MOMENTUM)
         torch._foreach_copy_(momenta, momentum.unbind())
-        with self.rounding(learning_rate.device):
-            change = orthogonalize(gradient.lerp(momentum, MOMENTUM))
+        with self.rounding(gradient.device):
+            change = orthogonalize(gradient.lerp_(momentum, MOMENTUM))
         assert isinstance(self.settings, MuonSettings)
         columns = [each[:, :1] for each in squares] if self.settings.even_rows else []
         usual = torch.stack(columns) if columns else None
         change = scale_update(change, usual).contiguous().mul_(-learning_rate)
         if usual is not None:
-            torch._foreach_copy_(columns, torch.where(finite, usual, torch.stack(columns)).unbind())
+            torch._foreach_copy_(columns, choose(usual, torch.stack(columns)).unbind())
         torch._foreach_mul_(weights, factor)
-        torch._foreach_add_(weights, torch.where(finite, change, 0.0).unbind())
+        torch._foreach_add_(weights, choose(change, 0.0).unbind())
 
 
 STEPS = Muon

@@ -21,7 +21,7 @@ from pretraining.optimizers.muon import OPTIMIZER as MUON_KIND
 from pretraining.optimizers.muon import orthogonalize
 from pretraining.optimizers.steps import flat as flat_steps
 from pretraining.optimizers.steps import muon as muon_steps
-from pretraining.optimizers.steps.flat import FlatTensor, Slice, build_optimizer
+from pretraining.optimizers.steps.flat import ByParameter, FlatOptimizer, FlatTensor, Slice, build_optimizer
 
 MUON = {"name": "muon", "bias_correction": False}
 ROWS = pytest.mark.parametrize("even_rows", [False, True])
@@ -102,11 +102,15 @@ PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
 
 
 def move_layers(
-    layers: int, by_stacks: bool, scales: Sequence[float], patch: pytest.MonkeyPatch, even_rows: bool = False
+    layers: int,
+    steps: type[FlatOptimizer],
+    scales: Sequence[float] | Tensor,
+    patch: pytest.MonkeyPatch,
+    even_rows: bool = False,
 ) -> tuple[list[list[Tensor]], int]:
-    """Moves layers in one flat tensor, as on a GPU or one by one: weights, averages and number of steps after each
-    step, and the launches of the last."""
-    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: by_stacks)
+    """Moves layers in one flat tensor, as on a GPU where the scales are a tensor: weights, averages and number of steps
+    after each step, and the launches of the last."""
+    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: isinstance(scales, Tensor))
     known = {f"{name}.{layer}": each for layer in range(layers) for name, each in PARTS.items()}
     roles = {name: role for name, (role, _) in known.items()}
     shapes = {name: torch.Size(shape) for name, (_, shape) in known.items()}
@@ -115,11 +119,11 @@ def move_layers(
     parts = tuple(Slice(name, 0, size, end - size) for (name, size), end in zip(sizes.items(), ends, strict=True))
     together = random(7, (ends[-1],))
     settings = recipe.Optimizer.model_validate({"name": "muon", "weight_decay": 0.1, "even_rows": even_rows})
-    optimizer = muon_steps.Muon(MUON_KIND, [{"params": [together]}], settings)
+    optimizer = steps(MUON_KIND, [{"params": [together]}], settings)
     optimizer.prepare([FlatTensor(together, sizes, parts)], roles, shapes)
     found = []
     for step, (scale, rate) in enumerate(zip(scales, RATES, strict=True)):
-        together.grad, optimizer.scale = random(step + 1, together.shape), torch.tensor(scale)
+        together.grad, optimizer.scale = random(step + 1, together.shape), scale
         optimizer.param_groups[0]["lr"] = rate
         with Launches() as launches:
             optimizer.step()
@@ -129,18 +133,24 @@ def move_layers(
 
 @ROWS
 @pytest.mark.parametrize("most", [1 << 24, 2 * 24 * 16, 1])
-def test_together_matrices_move_as_one_by_one(most: int, even_rows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step whose gradient is not finite moves nothing, to the bit."""
-    monkeypatch.setattr(muon_steps, "STACK", most)
-    scales = [1.0, 0.5, math.nan, 0.1, 1.0, math.inf]
-    (found, _), (wanted, _) = (move_layers(3, by_stacks, scales, monkeypatch, even_rows) for by_stacks in (True, False))
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_together_matrices_move_as_one_by_one(
+    most: int, on_gpu: bool, even_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a step whose gradient is not finite moves nothing, to the bit."""
+    monkeypatch.setattr(muon_steps, "STACK", {"cpu": most})
+    scales = torch.tensor([1.0, 0.5, math.nan, 0.1, 1.0, math.inf]) if on_gpu else [1.0, 0.5, 0.2, 0.1, 1.0, 2.0]
+    (found, _), (wanted, _) = (
+        move_layers(3, steps, scales, monkeypatch, even_rows) for steps in (muon_steps.Muon, ByParameter)
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
-    for skipped in (2, 5):
+    for skipped in (2, 5) if on_gpu else ():
         assert all(map(torch.equal, found[skipped], found[skipped - 1]))
 
 
 def test_the_launches_of_a_step_do_not_depend_on_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    few, many = (move_layers(layers, True, [1.0] * len(RATES), monkeypatch)[1] for layers in (1, 4))
+    scales = torch.ones(len(RATES))
+    few, many = (move_layers(layers, muon_steps.Muon, scales, monkeypatch)[1] for layers in (1, 4))
     assert few == many
 
 
