@@ -59,6 +59,7 @@ class MuonDeclaration(Optimizer):
         step: Tensor,
         settings: OptimizerSettings,
     ) -> Tensor:
+        """Computes what the steps in `steps/muon.py` are tested against."""
         if role.kind == "matrix":
             momentum = state["exp_avg"].lerp_(gradient, 1 - MOMENTUM)
             ahead = gradient.lerp(momentum, MOMENTUM)  # Nesterov's

@@ -27,7 +27,7 @@ class AdamW(FlatOptimizer):
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         first, second = ([state[name] for state in states] for name in self.kind.state)
         lists = tensors, gradients, first, second, steps
-        if isinstance(self.scale, float) and all(map(has_kernel, tensors)):
+        if isinstance(self.scale, float) and all(map(moves_by_kernel, tensors)):
             move_by_kernel(lists, learning_rate, decay, self.settings, self.scale, self.rounded)
             self.written |= {*map(id, tensors)} & self.rounded.keys()
             return
@@ -41,8 +41,8 @@ class AdamW(FlatOptimizer):
         return None if self.scale == 1.0 else torch.full((), 1 / self.scale, device=device)
 
 
-def has_kernel(weights: Tensor) -> bool:
-    """Whether our kernel can move these weights: on a CPU."""
+def moves_by_kernel(weights: Tensor) -> bool:
+    """Whether our kernel can move these weights: on a CPU, in fp32."""
     return kernels.usable(weights) and weights.dtype == torch.float32
 
 
@@ -54,8 +54,8 @@ def move_by_kernel(
     scale: float = 1.0,
     rounded: Mapping[int, Tensor] = {},
 ) -> None:
-    """Moves tensors in one pass over memory, which also writes the rounded weights of those that have a place, by their
-    ids. The lists are weights, gradients to multiply by `scale`, both averages, and numbers of steps."""
+    """Moves tensors in one pass over memory. One whose id is in `rounded` is also written there, in that type. The
+    lists are weights, gradients to multiply by `scale`, both averages, and numbers of steps."""
     for weights, gradients, first, second, step in zip(*lists, strict=True):
         flats = (rounded.get(id(weights), weights), weights, gradients.contiguous(), first, second)
         numbers = (*find_adam_factors(settings, float(step)), scale, 1.0 - learning_rate * decay, learning_rate)

@@ -1,20 +1,21 @@
-"""Steps of Muon: on a GPU, matrices of one shape move together, and all other weights by one call of PyTorch's Adam."""
+"""Steps of Muon: matrices of one shape move together, and all other weights by Adam."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pretraining.optimizers.muon import MOMENTUM, MuonSettings, orthogonalize, scale_update
-from pretraining.optimizers.steps.adamw import has_kernel, move_by_kernel, move_by_pytorch
+from pretraining.optimizers.steps.adamw import move_by_kernel, move_by_pytorch, moves_by_kernel
 from pretraining.optimizers.steps.flat import GRADIENT, WEIGHT, ByParameter, Rate
 
 STACK = {"cuda": 1 << 24, "cpu": 1 << 21}
-"""The elements of matrices that move together, by the type of device: they take six times their memory, and larger
-products are no faster."""
+"""The elements of matrices that move together, by the type of device: they take six times their memory. With
+`parallel.same_bits` each moves alone, since the bits of a product may depend on how many are made together."""
 
 
 class Muon(ByParameter):
@@ -23,12 +24,10 @@ class Muon(ByParameter):
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         steps, stacks, others = self.count_step(tensors), defaultdict[torch.Size, list[Mapping[str, Tensor]]](list), []
         held = [self.find_sources(tensor) for tensor in tensors]
-        torch._foreach_mul_([sources[GRADIENT] for sources in held], self.scale)
-        finite, factor = None, 1 - learning_rate * decay
-        if isinstance(self.scale, Tensor):
-            finite = self.scale.isfinite()
-            factor = torch.where(finite, factor, 1.0)
-        numbers = finite, factor, learning_rate
+        if isinstance(self.scale, Tensor) or self.scale != 1.0:
+            torch._foreach_mul_([sources[GRADIENT] for sources in held], self.scale)
+        finite = self.scale.isfinite() if isinstance(self.scale, Tensor) else None
+        factor = choose(finite, 1 - learning_rate * decay, 1.0)
         for tensor, sources, step in zip(tensors, held, steps, strict=True):
             flat = self.flats[id(tensor)]
             for name in flat.sizes:
@@ -41,13 +40,13 @@ class Muon(ByParameter):
                     if stays:
                         stacks[values[WEIGHT].shape].append(values)
                     else:  # what is gathered goes again at once
-                        self._move_matrices([values], *numbers)
+                        self._move_matrices([values], finite, factor, learning_rate)
         for shape, matrices in stacks.items():
-            most = max(1, STACK[tensors[0].device.type] // shape.numel())
+            most = 1 if self.same_bits else max(1, STACK[tensors[0].device.type] // shape.numel())
             for begin in range(0, len(matrices), most):
-                self._move_matrices(matrices[begin : begin + most], *numbers)
+                self._move_matrices(matrices[begin : begin + most], finite, factor, learning_rate)
         lists = [*zip(*others, strict=True)]
-        if finite is None and all(map(has_kernel, tensors)):
+        if finite is None and all(map(moves_by_kernel, tensors)):
             move_by_kernel(lists, learning_rate, decay, self.settings)
         elif others:
             move_by_pytorch(lists, learning_rate, decay, self.settings, self.found_inf)
@@ -55,15 +54,12 @@ class Muon(ByParameter):
     def _move_matrices(
         self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor | None, factor: Rate, learning_rate: Rate
     ) -> None:
-        """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`."""
-
-        def choose(new: Tensor, old: Tensor | float) -> Tensor:
-            return new if finite is None else torch.where(finite, new, old)
-
+        """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`, which is
+        None where the host knows that they are."""
         names = WEIGHT, GRADIENT, *self.kind.state
         weights, gradients, momenta, squares = ([each[name] for each in matrices] for name in names)
         gradient, momentum = torch.stack(gradients), torch.stack(momenta)
-        momentum.lerp_(choose(gradient, momentum), 1 - MOMENTUM)
+        momentum.lerp_(choose(finite, gradient, momentum), 1 - MOMENTUM)
         torch._foreach_copy_(momenta, momentum.unbind())
         with self.rounding(gradient.device):
             change = orthogonalize(gradient.lerp_(momentum, MOMENTUM))
@@ -72,9 +68,14 @@ class Muon(ByParameter):
         usual = torch.stack(columns) if columns else None
         change = scale_update(change, usual).contiguous().mul_(-learning_rate)
         if usual is not None:
-            torch._foreach_copy_(columns, choose(usual, torch.stack(columns)).unbind())
+            torch._foreach_copy_(columns, choose(finite, usual, torch.stack(columns)).unbind())
         torch._foreach_mul_(weights, factor)
-        torch._foreach_add_(weights, choose(change, 0.0).unbind())
+        torch._foreach_add_(weights, choose(finite, change, 0.0).unbind())
+
+
+def choose(finite: Tensor | None, new: Any, old: Any) -> Any:
+    """Returns the new numbers, or on the device the old ones where gradients are not finite."""
+    return new if finite is None else torch.where(finite, new, old)
 
 
 STEPS = Muon

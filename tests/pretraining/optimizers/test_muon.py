@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,12 +15,14 @@ from support.watches import Launches
 from torch import Tensor, nn
 
 from pretraining.config import settings as recipe
+from pretraining.engine import gradients
 from pretraining.model import cuda_graphs
 from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, TABLE, Role
 from pretraining.optimizers.muon import OPTIMIZER as MUON_KIND
 from pretraining.optimizers.muon import orthogonalize
 from pretraining.optimizers.steps import flat as flat_steps
 from pretraining.optimizers.steps import muon as muon_steps
+from pretraining.optimizers.steps.adamw import moves_by_kernel
 from pretraining.optimizers.steps.flat import ByParameter, FlatOptimizer, FlatTensor, Slice, build_optimizer
 
 MUON = {"name": "muon", "bias_correction": False}
@@ -101,16 +103,35 @@ PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
 """The weights of a layer."""
 
 
+class Place(NamedTuple):
+    """Where numbers of a step are tensors on the device, as on a GPU."""
+
+    scale: bool
+    rate: bool
+
+
+GPU, CPU = Place(scale=True, rate=True), Place(scale=False, rate=False)
+PLACES = {
+    "GPU": GPU,
+    "GPU whose host checks gradients": Place(scale=False, rate=True),
+    "CPU": CPU,
+    "CPU without ZeRO": Place(scale=True, rate=False),
+}
+
+
 def move_layers(
     layers: int,
     steps: type[FlatOptimizer],
-    scales: Sequence[float] | Tensor,
+    place: Place,
     patch: pytest.MonkeyPatch,
+    scales: Sequence[float] = (1.0,) * len(RATES),
     even_rows: bool = False,
+    same_bits: bool = False,
 ) -> tuple[list[list[Tensor]], int]:
-    """Moves layers in one flat tensor, as on a GPU where the scales are a tensor: weights, averages and number of steps
-    after each step, and the launches of the last."""
-    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: isinstance(scales, Tensor))
+    """Moves layers in one flat tensor: weights, averages and number of steps after each step, and the launches of the
+    last."""
+    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: place.rate)
+    patch.setattr(muon_steps, "moves_by_kernel", lambda weights: not place.rate and moves_by_kernel(weights))
     known = {f"{name}.{layer}": each for layer in range(layers) for name, each in PARTS.items()}
     roles = {name: role for name, (role, _) in known.items()}
     shapes = {name: torch.Size(shape) for name, (_, shape) in known.items()}
@@ -121,9 +142,10 @@ def move_layers(
     settings = recipe.Optimizer.model_validate({"name": "muon", "weight_decay": 0.1, "even_rows": even_rows})
     optimizer = steps(MUON_KIND, [{"params": [together]}], settings)
     optimizer.prepare([FlatTensor(together, sizes, parts)], roles, shapes)
+    optimizer.same_bits = same_bits
     found = []
     for step, (scale, rate) in enumerate(zip(scales, RATES, strict=True)):
-        together.grad, optimizer.scale = random(step + 1, together.shape), scale
+        together.grad, optimizer.scale = random(step + 1, together.shape), torch.tensor(scale) if place.scale else scale
         optimizer.param_groups[0]["lr"] = rate
         with Launches() as launches:
             optimizer.step()
@@ -133,25 +155,41 @@ def move_layers(
 
 @ROWS
 @pytest.mark.parametrize("most", [1 << 24, 2 * 24 * 16, 1])
-@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("name", PLACES)
 def test_together_matrices_move_as_one_by_one(
-    most: int, on_gpu: bool, even_rows: bool, monkeypatch: pytest.MonkeyPatch
+    most: int, name: str, even_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a step whose gradient is not finite moves nothing, to the bit."""
+    """Where the host has not checked gradients, a step whose gradient is not finite moves nothing, to the bit."""
     monkeypatch.setattr(muon_steps, "STACK", {"cpu": most})
-    scales = torch.tensor([1.0, 0.5, math.nan, 0.1, 1.0, math.inf]) if on_gpu else [1.0, 0.5, 0.2, 0.1, 1.0, 2.0]
+    place = PLACES[name]
+    scales = [1.0, 0.5, math.nan, 0.1, 1.0, math.inf] if place.scale else [1.0, 0.5, 0.2, 0.1, 1.0, 2.0]
     (found, _), (wanted, _) = (
-        move_layers(3, steps, scales, monkeypatch, even_rows) for steps in (muon_steps.Muon, ByParameter)
+        move_layers(3, steps, place, monkeypatch, scales, even_rows) for steps in (muon_steps.Muon, ByParameter)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
-    for skipped in (2, 5) if on_gpu else ():
+    for skipped in (2, 5) if place.scale else ():
         assert all(map(torch.equal, found[skipped], found[skipped - 1]))
 
 
 def test_the_launches_of_a_step_do_not_depend_on_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
-    scales = torch.ones(len(RATES))
-    few, many = (move_layers(layers, muon_steps.Muon, scales, monkeypatch)[1] for layers in (1, 4))
+    few, many = (move_layers(layers, muon_steps.Muon, GPU, monkeypatch)[1] for layers in (1, 4))
     assert few == many
+
+
+@pytest.mark.parametrize(("same_bits", "together"), [(False, {4, 12}), (True, {1})])
+def test_matrices_of_one_shape_are_multiplied_together(
+    same_bits: bool, together: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But one by one where the bits must not depend on how many of them a rank holds."""
+    counts: set[int] = set()
+
+    def watch(matrices: Tensor) -> Tensor:
+        counts.add(len(matrices))
+        return orthogonalize(matrices)
+
+    monkeypatch.setattr(muon_steps, "orthogonalize", watch)
+    move_layers(4, muon_steps.Muon, CPU, monkeypatch, same_bits=same_bits)
+    assert counts == together
 
 
 @pytest.mark.parametrize("shape", [(24, 96), (96, 24), (40, 40)])
@@ -202,8 +240,11 @@ def on_all_stages(even_rows: bool) -> dict[Any, Any]:
     found |= {("bf16", zero): moved(make_engine("bf16", zero, chosen)) for zero in (1, 3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_steps, "needs_rate_tensor", lambda _: True)
+        patch.setattr(muon_steps, "moves_by_kernel", lambda _: False)
         patch.setattr(cuda_graphs, "capture", lambda work: (work, None))
         found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, chosen)) for zero in range(4)}
+        patch.setattr(gradients, "stays_on_device", lambda _: True)
+        found["as on a GPU that checks gradients", 1] = moved(make_engine("fp32", 1, chosen))
     return found
 
 
