@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 PRODUCT = ("data_prep", "pretraining", "finetuning", "benchmarks", "cluster")
-MOST_PRODUCT, MOST_TESTS = 37_895, 36_239
+MOST_PRODUCT, MOST_TESTS = 37_880, 36_271
 """Lines that product and tests have at most. A change that takes some away lowers these numbers with it."""
 OTHER_LINES = {("*.cpp", "*.h"): 2_217, ("*.sh", "*.slurm"): 761, ("*.html", "*.jinja"): 332}
 """Lines of the product in other languages at most, by the names of their files."""

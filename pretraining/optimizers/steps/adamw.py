@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,19 +26,7 @@ class AdamW(FlatOptimizer):
         states = [self.get_state(tensor) for tensor in tensors]
         gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]
         first, second = ([state[name] for state in states] for name in self.kind.state)
-        lists = tensors, gradients, first, second, steps
-        if isinstance(self.scale, float) and all(map(moves_by_kernel, tensors)):
-            move_by_kernel(lists, learning_rate, decay, self.settings, self.scale, self.rounded)
-            self.written |= {*map(id, tensors)} & self.rounded.keys()
-            return
-        divisor = self._find_divisor(tensors[0].device)
-        move_by_pytorch(lists, learning_rate, decay, self.settings, self.found_inf, divisor)
-
-    def _find_divisor(self, device: torch.device) -> Tensor | None:
-        """Returns the divisor of gradients that PyTorch's fused Adam takes."""
-        if isinstance(self.scale, Tensor):
-            return self.scale.reciprocal().float()
-        return None if self.scale == 1.0 else torch.full((), 1 / self.scale, device=device)
+        move_by_adam(self, (tensors, gradients, first, second, steps), learning_rate, decay)
 
 
 def moves_by_kernel(weights: Tensor) -> bool:
@@ -46,32 +34,23 @@ def moves_by_kernel(weights: Tensor) -> bool:
     return kernels.usable(weights) and weights.dtype == torch.float32
 
 
-def move_by_kernel(
-    lists: Sequence[Sequence[Tensor]],
-    learning_rate: Rate,
-    decay: float,
-    settings: OptimizerSettings,
-    scale: float = 1.0,
-    rounded: Mapping[int, Tensor] = {},
+def move_by_adam(
+    optimizer: FlatOptimizer, lists: Sequence[Sequence[Tensor]], learning_rate: Rate, decay: float
 ) -> None:
-    """Moves tensors in one pass over memory. One whose id is in `rounded` is also written there, in that type. The
-    lists are weights, gradients to multiply by `scale`, both averages, and numbers of steps."""
-    for weights, gradients, first, second, step in zip(*lists, strict=True):
-        flats = (rounded.get(id(weights), weights), weights, gradients.contiguous(), first, second)
-        numbers = (*find_adam_factors(settings, float(step)), scale, 1.0 - learning_rate * decay, learning_rate)
-        kernels.call("adamw", *flats, weights.numel(), *map(float, numbers))
+    """Moves tensors of an optimizer; the lists are weights, gradients, both averages, and numbers of steps.
 
-
-def move_by_pytorch(
-    lists: Sequence[Sequence[Tensor]],
-    learning_rate: Rate,
-    decay: float,
-    settings: OptimizerSettings,
-    found_inf: Tensor | None,
-    divisor: Tensor | None = None,
-) -> None:
-    """Moves tensors by PyTorch's fused Adam; the lists are weights, gradients, both averages, and numbers of steps."""
+    Our kernel moves averages and weights in one pass over memory, which also writes the rounded weights if there is a
+    place. It needs a factor of gradients that the host knows.
+    """
     weights, gradients, first, second, steps = map(list, lists)
+    settings, scale = optimizer.settings, optimizer.scale
+    if isinstance(scale, float) and all(map(moves_by_kernel, weights)):
+        for weight, gradient, *averages, step in zip(*lists, strict=True):
+            flats = (optimizer.rounded.get(id(weight), weight), weight, gradient.contiguous(), *averages)
+            numbers = (*find_adam_factors(settings, float(step)), scale, 1.0 - learning_rate * decay, learning_rate)
+            kernels.call("adamw", *flats, weight.numel(), *map(float, numbers))
+        optimizer.written |= {*map(id, weights)} & optimizer.rounded.keys()
+        return
     torch._fused_adamw_(
         weights,
         gradients,
@@ -86,9 +65,16 @@ def move_by_pytorch(
         eps=settings.epsilon,
         amsgrad=False,
         maximize=False,
-        grad_scale=divisor,
-        found_inf=found_inf,
+        grad_scale=find_divisor(scale, weights[0].device),
+        found_inf=optimizer.found_inf,
     )
+
+
+def find_divisor(scale: Tensor | float, device: torch.device) -> Tensor | None:
+    """Returns the divisor of gradients that PyTorch's fused Adam takes in place of their factor."""
+    if isinstance(scale, Tensor):
+        return scale.reciprocal().float()
+    return None if scale == 1.0 else torch.full((), 1 / scale, device=device)
 
 
 def find_adam_factors(settings: OptimizerSettings, steps: float) -> tuple[float, ...]:

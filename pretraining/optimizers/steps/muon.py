@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pretraining.optimizers.muon import MOMENTUM, MuonSettings, orthogonalize, scale_update
-from pretraining.optimizers.steps.adamw import move_by_kernel, move_by_pytorch, moves_by_kernel
+from pretraining.optimizers.steps.adamw import move_by_adam
 from pretraining.optimizers.steps.flat import GRADIENT, WEIGHT, ByParameter, Rate
 
 STACK = {"cuda": 1 << 24, "cpu": 1 << 21}
@@ -23,13 +23,10 @@ class Muon(ByParameter):
 
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         steps, stacks, others = self.count_step(tensors), defaultdict[torch.Size, list[Mapping[str, Tensor]]](list), []
-        held = [self.find_sources(tensor) for tensor in tensors]
-        if isinstance(self.scale, Tensor) or self.scale != 1.0:
-            torch._foreach_mul_([sources[GRADIENT] for sources in held], self.scale)
         finite = self.scale.isfinite() if isinstance(self.scale, Tensor) else None
         factor = choose(finite, 1 - learning_rate * decay, 1.0)
-        for tensor, sources, step in zip(tensors, held, steps, strict=True):
-            flat = self.flats[id(tensor)]
+        for tensor, step in zip(tensors, steps, strict=True):
+            flat, sources = self.flats[id(tensor)], self.find_sources(tensor)
             for name in flat.sizes:
                 parts = self.parts[id(tensor)].get(name, [])
                 if self.roles[name].kind != "matrix":
@@ -45,11 +42,8 @@ class Muon(ByParameter):
             most = 1 if self.same_bits else max(1, STACK[tensors[0].device.type] // shape.numel())
             for begin in range(0, len(matrices), most):
                 self._move_matrices(matrices[begin : begin + most], finite, factor, learning_rate)
-        lists = [*zip(*others, strict=True)]
-        if finite is None and all(map(moves_by_kernel, tensors)):
-            move_by_kernel(lists, learning_rate, decay, self.settings)
-        elif others:
-            move_by_pytorch(lists, learning_rate, decay, self.settings, self.found_inf)
+        if others:
+            move_by_adam(self, [*zip(*others, strict=True)], learning_rate, decay)
 
     def _move_matrices(
         self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor | None, factor: Rate, learning_rate: Rate
@@ -58,7 +52,7 @@ class Muon(ByParameter):
         None where the host knows that they are."""
         names = WEIGHT, GRADIENT, *self.kind.state
         weights, gradients, momenta, squares = ([each[name] for each in matrices] for name in names)
-        gradient, momentum = torch.stack(gradients), torch.stack(momenta)
+        gradient, momentum = torch.stack(gradients).mul_(self.scale), torch.stack(momenta)
         momentum.lerp_(choose(finite, gradient, momentum), 1 - MOMENTUM)
         torch._foreach_copy_(momenta, momentum.unbind())
         with self.rounding(gradient.device):

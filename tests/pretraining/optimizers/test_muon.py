@@ -4,7 +4,8 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from pretraining.model import cuda_graphs
 from pretraining.model.shape import BIAS, HEAD, MATRIX, NORM, TABLE, Role
 from pretraining.optimizers.muon import OPTIMIZER as MUON_KIND
 from pretraining.optimizers.muon import orthogonalize
+from pretraining.optimizers.steps import adamw as adamw_steps
 from pretraining.optimizers.steps import flat as flat_steps
 from pretraining.optimizers.steps import muon as muon_steps
 from pretraining.optimizers.steps.adamw import moves_by_kernel
@@ -103,20 +105,10 @@ PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
 """The weights of a layer."""
 
 
-class Place(NamedTuple):
-    """Where numbers of a step are tensors on the device, as on a GPU."""
-
-    scale: bool
-    rate: bool
-
-
-GPU, CPU = Place(scale=True, rate=True), Place(scale=False, rate=False)
-PLACES = {
-    "GPU": GPU,
-    "GPU whose host checks gradients": Place(scale=False, rate=True),
-    "CPU": CPU,
-    "CPU without ZeRO": Place(scale=True, rate=False),
-}
+Place = tuple[bool, bool]
+"""Whether the factor of gradients, and whether the learning rate, are tensors on the device."""
+GPU, CPU = (True, True), (False, False)
+"""On both they may also be as on the other: by the stage of ZeRO and the format of numbers."""
 
 
 def move_layers(
@@ -130,8 +122,9 @@ def move_layers(
 ) -> tuple[list[list[Tensor]], int]:
     """Moves layers in one flat tensor: weights, averages and number of steps after each step, and the launches of the
     last."""
-    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: place.rate)
-    patch.setattr(muon_steps, "moves_by_kernel", lambda weights: not place.rate and moves_by_kernel(weights))
+    on_device, has_rate_tensor = place
+    patch.setattr(flat_steps, "needs_rate_tensor", lambda _: has_rate_tensor)
+    patch.setattr(adamw_steps, "moves_by_kernel", lambda weights: not has_rate_tensor and moves_by_kernel(weights))
     known = {f"{name}.{layer}": each for layer in range(layers) for name, each in PARTS.items()}
     roles = {name: role for name, (role, _) in known.items()}
     shapes = {name: torch.Size(shape) for name, (_, shape) in known.items()}
@@ -145,7 +138,7 @@ def move_layers(
     optimizer.same_bits = same_bits
     found = []
     for step, (scale, rate) in enumerate(zip(scales, RATES, strict=True)):
-        together.grad, optimizer.scale = random(step + 1, together.shape), torch.tensor(scale) if place.scale else scale
+        together.grad, optimizer.scale = random(step + 1, together.shape), torch.tensor(scale) if on_device else scale
         optimizer.param_groups[0]["lr"] = rate
         with Launches() as launches:
             optimizer.step()
@@ -155,19 +148,18 @@ def move_layers(
 
 @ROWS
 @pytest.mark.parametrize("most", [1 << 24, 2 * 24 * 16, 1])
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize("place", [GPU, CPU, (True, False), (False, True)])
 def test_together_matrices_move_as_one_by_one(
-    most: int, name: str, even_rows: bool, monkeypatch: pytest.MonkeyPatch
+    most: int, place: Place, even_rows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the host has not checked gradients, a step whose gradient is not finite moves nothing, to the bit."""
     monkeypatch.setattr(muon_steps, "STACK", {"cpu": most})
-    place = PLACES[name]
-    scales = [1.0, 0.5, math.nan, 0.1, 1.0, math.inf] if place.scale else [1.0, 0.5, 0.2, 0.1, 1.0, 2.0]
+    scales = [1.0, 0.5, math.nan, 0.1, 1.0, math.inf] if place[0] else [1.0, 0.5, 0.2, 0.1, 1.0, 2.0]
     (found, _), (wanted, _) = (
         move_layers(3, steps, place, monkeypatch, scales, even_rows) for steps in (muon_steps.Muon, ByParameter)
     )
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=2e-6)
-    for skipped in (2, 5) if place.scale else ():
+    for skipped in (2, 5) if place[0] else ():
         assert all(map(torch.equal, found[skipped], found[skipped - 1]))
 
 
@@ -181,15 +173,10 @@ def test_matrices_of_one_shape_are_multiplied_together(
     same_bits: bool, together: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But one by one where the bits must not depend on how many of them a rank holds."""
-    counts: set[int] = set()
-
-    def watch(matrices: Tensor) -> Tensor:
-        counts.add(len(matrices))
-        return orthogonalize(matrices)
-
+    watch = Mock(wraps=orthogonalize)
     monkeypatch.setattr(muon_steps, "orthogonalize", watch)
     move_layers(4, muon_steps.Muon, CPU, monkeypatch, same_bits=same_bits)
-    assert counts == together
+    assert {len(call.args[0]) for call in watch.call_args_list} == together
 
 
 @pytest.mark.parametrize("shape", [(24, 96), (96, 24), (40, 40)])
@@ -240,7 +227,7 @@ def on_all_stages(even_rows: bool) -> dict[Any, Any]:
     found |= {("bf16", zero): moved(make_engine("bf16", zero, chosen)) for zero in (1, 3)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flat_steps, "needs_rate_tensor", lambda _: True)
-        patch.setattr(muon_steps, "moves_by_kernel", lambda _: False)
+        patch.setattr(adamw_steps, "moves_by_kernel", lambda _: False)
         patch.setattr(cuda_graphs, "capture", lambda work: (work, None))
         found |= {("as on a GPU", zero): moved(make_engine("fp32", zero, chosen)) for zero in range(4)}
         patch.setattr(gradients, "stays_on_device", lambda _: True)
