@@ -59,7 +59,7 @@ class MuonDeclaration(Optimizer):
         step: Tensor,
         settings: OptimizerSettings,
     ) -> Tensor:
-        """Computes what the steps in `steps/muon.py` are tested against."""
+        """Defines the update of a weight. Training makes it in `steps/muon.py`, which tests compare with this."""
         if role.kind == "matrix":
             momentum = state["exp_avg"].lerp_(gradient, 1 - MOMENTUM)
             ahead = gradient.lerp(momentum, MOMENTUM)  # Nesterov's

@@ -24,7 +24,7 @@ class Muon(ByParameter):
     def move(self, tensors: Sequence[Tensor], learning_rate: Rate, decay: float) -> None:
         steps, stacks, others = self.count_step(tensors), defaultdict[torch.Size, list[Mapping[str, Tensor]]](list), []
         finite = self.scale.isfinite() if isinstance(self.scale, Tensor) else None
-        factor = choose(finite, 1 - learning_rate * decay, 1.0)
+        factor = choose_numbers(finite, 1 - learning_rate * decay, 1.0)
         for tensor, step in zip(tensors, steps, strict=True):
             flat, sources = self.flats[id(tensor)], self.find_sources(tensor)
             for name in flat.sizes:
@@ -48,12 +48,12 @@ class Muon(ByParameter):
     def _move_matrices(
         self, matrices: Sequence[Mapping[str, Tensor]], finite: Tensor | None, factor: Rate, learning_rate: Rate
     ) -> None:
-        """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`, which is
-        None where the host knows that they are."""
+        """Moves matrices of one shape, which decay by a factor; nothing moves if gradients are not `finite`. None says
+        that the host has checked them."""
         names = WEIGHT, GRADIENT, *self.kind.state
         weights, gradients, momenta, squares = ([each[name] for each in matrices] for name in names)
         gradient, momentum = torch.stack(gradients).mul_(self.scale), torch.stack(momenta)
-        momentum.lerp_(choose(finite, gradient, momentum), 1 - MOMENTUM)
+        momentum.lerp_(choose_numbers(finite, gradient, momentum), 1 - MOMENTUM)
         torch._foreach_copy_(momenta, momentum.unbind())
         with self.rounding(gradient.device):
             change = orthogonalize(gradient.lerp_(momentum, MOMENTUM))
@@ -62,13 +62,13 @@ class Muon(ByParameter):
         usual = torch.stack(columns) if columns else None
         change = scale_update(change, usual).contiguous().mul_(-learning_rate)
         if usual is not None:
-            torch._foreach_copy_(columns, choose(finite, usual, torch.stack(columns)).unbind())
+            torch._foreach_copy_(columns, choose_numbers(finite, usual, torch.stack(columns)).unbind())
         torch._foreach_mul_(weights, factor)
-        torch._foreach_add_(weights, choose(finite, change, 0.0).unbind())
+        torch._foreach_add_(weights, choose_numbers(finite, change, 0.0).unbind())
 
 
-def choose(finite: Tensor | None, new: Any, old: Any) -> Any:
-    """Returns the new numbers, or on the device the old ones where gradients are not finite."""
+def choose_numbers(finite: Tensor | None, new: Any, old: Any) -> Any:
+    """Returns the new numbers, or the old ones if gradients are not finite. None says that the host has checked."""
     return new if finite is None else torch.where(finite, new, old)
 
 

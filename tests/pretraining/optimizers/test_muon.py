@@ -108,7 +108,7 @@ PARTS: dict[str, tuple[Role, tuple[int, ...]]] = {
 Place = tuple[bool, bool]
 """Whether the factor of gradients, and whether the learning rate, are tensors on the device."""
 GPU, CPU = (True, True), (False, False)
-"""On both they may also be as on the other: by the stage of ZeRO and the format of numbers."""
+"""ZeRO's stage and the number format also make one of them a tensor and the other not."""
 
 
 def move_layers(
@@ -172,7 +172,7 @@ def test_the_launches_of_a_step_do_not_depend_on_the_number_of_layers(monkeypatc
 def test_matrices_of_one_shape_are_multiplied_together(
     same_bits: bool, together: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But one by one where the bits must not depend on how many of them a rank holds."""
+    """With `same_bits` each is multiplied alone: bits must not depend on how many a rank holds."""
     watch = Mock(wraps=orthogonalize)
     monkeypatch.setattr(muon_steps, "orthogonalize", watch)
     move_layers(4, muon_steps.Muon, CPU, monkeypatch, same_bits=same_bits)
